@@ -1,0 +1,1 @@
+"""Ground floor: clock, spans, error root, units, durable files. Standard library only."""

@@ -1,0 +1,1 @@
+"""The `nagara` command, one file per noun."""

@@ -1,0 +1,94 @@
+"""The protocol between control and one machine.
+
+In-process, over a Unix socket or from another machine: control cannot tell which.
+"""
+
+import socket
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from nagara.base.errors import NagaraError
+from nagara.contract.replica import (
+    CaptureOrder,
+    CaptureReport,
+    NodeFacts,
+    ReplicaStatus,
+    StartOrder,
+    StartReport,
+)
+
+
+class NodeError(NagaraError):
+    """The machine could not do what was asked; the replica concerned does not exist any more."""
+
+
+class StartFailedError(NodeError):
+    """The app did not become ready: its own exit, time-out or answer is in the message."""
+
+
+class ReplicaGoneError(NodeError):
+    """The replica named is not (or no longer) on this machine."""
+
+
+class NodeUnavailableError(NodeError):
+    """The machine's agent cannot be reached; what its replicas do is unknown."""
+
+
+class Node(Protocol):
+    """What one machine can do with replicas. All methods may raise `NodeUnavailableError`."""
+
+    async def facts(self) -> NodeFacts:
+        """What the machine is."""
+        ...
+
+    async def start(self, order: StartOrder) -> StartReport:
+        """Starts a replica and returns when it is ready to serve.
+
+        Restores it from a fitting snapshot if there is one; on any failure of that, starts it
+        plainly and says so in the report. Cancelling the call ends the replica.
+
+        Raises:
+            StartFailedError: the app did not become ready within its time-out.
+        """
+        ...
+
+    async def capture(self, order: CaptureOrder) -> CaptureReport:
+        """Runs a capture replica, publishes its snapshot and ends it.
+
+        Raises:
+            StartFailedError: the capture replica did not become ready.
+        """
+        ...
+
+    async def stop(self, replica: str, *, grace_s: float = 10.0) -> None:
+        """Ends a replica: SIGTERM, after `grace_s` SIGKILL. Unknown replicas are no error."""
+        ...
+
+    async def dial(self, replica: str) -> socket.socket:
+        """A connected, non-blocking stream socket to the replica's port. The caller closes it.
+
+        Raises:
+            ReplicaGoneError: no such replica here.
+            ConnectionError: nobody listens on its port.
+        """
+        ...
+
+    async def replicas(self) -> tuple[ReplicaStatus, ...]:
+        """All replicas of this machine, including those that have ended and are not yet removed."""
+        ...
+
+    def exits(self) -> AsyncIterator[ReplicaStatus]:
+        """Yields each replica that ends by itself, as it happens."""
+        ...
+
+    async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
+        """The end of what the replica wrote to its standard output and error.
+
+        Raises:
+            ReplicaGoneError: no log of such a replica is kept.
+        """
+        ...
+
+    async def forget_app(self, tenant: str, app: str) -> None:
+        """Removes the app's snapshots and logs from this machine."""
+        ...

@@ -1,0 +1,146 @@
+"""Messages between control and node: what to start, what came of it.
+
+All are frozen dataclasses of plain values, so that they cross a Unix socket or a network
+unchanged. Durations are seconds, sizes are bytes, times of day are seconds since the epoch.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class StartKind(StrEnum):
+    """How a replica came to be."""
+
+    PLAIN = "plain"  # its command was run from the beginning
+    RESTORED = "restored"  # its memory was put back from a snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to one slot of one machine. A later grant of the same slot has a higher epoch.
+
+    `expires_at_s` is None on a single machine: the kernel that runs the replica is the fence.
+    """
+
+    slot: str
+    epoch: int
+    expires_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one replica may use at most; None leaves it to the machine."""
+
+    cpu: float | None = None  # cores
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMount:
+    """A model folder of this machine, shown read-only to the replica at /models/NAME."""
+
+    name: str
+    digest: str  # names the content, so a snapshot made with other weights does not fit
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """The request whose known answer a restored replica must give before it may serve.
+
+    `openai` compares the parts of an OpenAI answer that a greedy request determines (texts and
+    finish reasons, not ids and times); otherwise status and body must be equal byte for byte.
+    """
+
+    path: str
+    body: str | None = None  # JSON text; None sends a GET
+    is_openai: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """Everything a node must know of an app in order to run a replica of it.
+
+    `command` may contain `${PORT}`; so may the values of `env`.
+    """
+
+    tenant: str
+    app: str
+    definition: str  # digest of the app definition: another definition never shares a snapshot
+    image: str
+    command: tuple[str, ...]
+    port: int  # inside the replica's own network namespace
+    ready_path: str
+    canary: Canary
+    models: tuple[ModelMount, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    limits: Limits = Limits()
+    start_timeout_s: float = 600.0
+    snapshot: bool = True  # restore from one where it fits
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    """Start one replica under a lease and give it back ready to serve."""
+
+    replica: str
+    lease: Lease
+    spec: ReplicaSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StartReport:
+    """A replica that is ready: how it was started and where the time went."""
+
+    replica: str
+    kind: StartKind
+    stages: dict[str, float]  # seconds by stage, without acquire and without the remainder
+    elapsed_s: float  # from the order's arrival at the node to ready
+    snapshot: str | None = None  # the snapshot it was restored from
+    fallback: str | None = None  # why a restore was not possible or failed; None when not tried
+    capture_wanted: bool = False  # no snapshot fits this machine yet
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOrder:
+    """Start a replica that never serves, snapshot it, end it."""
+
+    replica: str
+    lease: Lease
+    spec: ReplicaSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReport:
+    """A published snapshot, or the reason why there is none."""
+
+    snapshot: str | None
+    reason: str | None = None
+    memory_bytes: int = 0  # page images and metadata
+    layer_bytes: int = 0  # the frozen upper layer
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica as its machine sees it."""
+
+    replica: str
+    tenant: str
+    app: str
+    definition: str
+    lease: Lease
+    ready: bool
+    exit_code: int | None = None  # None while it runs; negative is the signal that ended it
+    detail: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a machine is and how it starts replicas."""
+
+    machine: str
+    cores: int
+    memory_bytes: int
+    isolation: str  # "container" or "process"
+    can_snapshot: bool
+    missing: tuple[str, ...] = ()  # what the machine lacks for the full path, in words

@@ -1,0 +1,1 @@
+"""Apps, replicas, autoscaler, gateway, state, API."""

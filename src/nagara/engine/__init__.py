@@ -1,0 +1,1 @@
+"""LLM inference: requests, blocks, schedule, streams, sampling, an OpenAI server. Installs alone."""

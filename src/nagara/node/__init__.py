@@ -1,0 +1,1 @@
+"""What one machine can do: mount, start, restore, stop, report."""

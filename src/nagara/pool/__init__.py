@@ -1,0 +1,1 @@
+"""Machines and their slots: who may run where."""

@@ -1,0 +1,1 @@
+"""Saved replicas: host facts and variants, capture, restore, hooks, canary."""

@@ -1,0 +1,1 @@
+"""Objects by hash, tiers, fetching once, verifying, evicting."""

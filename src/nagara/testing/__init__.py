@@ -1,0 +1,1 @@
+"""Fakes and conformance suites, shipped so that users can test too."""
