@@ -66,7 +66,7 @@ class AgentServer:
                 await self._answer(connection)
             except OSError as error:  # the caller has gone; its call was cancelled
                 _log.debug("a caller went away: %s", error)
-            except Exception:
+            except Exception:  # noqa: BLE001 - the root of this connection's task
                 _log.exception("a call to the agent failed")
 
     async def _answer(self, connection: socket.socket) -> None:

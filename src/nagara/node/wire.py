@@ -1,8 +1,9 @@
 """Messages between an agent and its callers: one request, one or more replies, per connection.
 
-A request is a line of JSON, `{"method", "arguments"}`. A reply is a line: `{"result"}` or
-`{"error": {"kind", "what", "where", "hint"}}`; `exits` goes on replying. The reply to `dial` carries the
-descriptor of a connected socket (SCM_RIGHTS). Closing the connection cancels the call.
+A request is a line of JSON, `{"method", "arguments"}`. A reply is a line too: `{"result"}` or
+`{"error": {"kind", "what", "where", "hint"}}`; `exits` goes on replying. The reply to `dial`
+carries the descriptor of a connected socket (SCM_RIGHTS). Closing the connection cancels the
+call.
 """
 
 import json

@@ -27,7 +27,7 @@ def _hierarchies() -> Iterator[Path]:
 
 
 def kill_cgroup(container: str) -> int:
-    """SIGKILLs whatever is left in the container's groups; returns how many processes there were."""
+    """SIGKILLs whatever is left in the container's groups; returns how many that were."""
     pids = {pid for folder in cgroup_folders(container) for pid in _members(folder)}
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

@@ -208,12 +208,10 @@ class Keeper:
         if child is None or child.exit_code is not None:
             return
         # A child is reaped only by this thread, so its pid cannot have been given away.
-        target = child.pid if child.pid is not None else child.launcher and child.launcher.pid
-        if target is not None:
-            if child.pid_file is None:
-                os.killpg(target, number)
-            else:
-                os.kill(target, number)
+        if child.launcher is not None:  # with whatever it has started: the checkpoint tool
+            os.killpg(child.launcher.pid, number)
+        elif child.pid is not None:
+            os.kill(child.pid, number)
 
     def _forget(self, name: str) -> None:
         child = self._children.get(name)
