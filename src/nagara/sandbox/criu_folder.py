@@ -22,6 +22,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from nagara.base.folder_lock import folder_lock
 from nagara.sandbox.tools import (
     CRIU_MINIMUM,
     ToolError,
@@ -58,17 +59,17 @@ def install_criu_from(tools_dir: Path, source: Path) -> Path:
     Raises:
         ToolError: the folder holds neither, or the CRIU in it does not run.
     """
-    tools_dir.mkdir(parents=True, exist_ok=True)
-    tree = Path(tempfile.mkdtemp(dir=tools_dir, prefix=".criu-"))
-    try:
-        tree.chmod(0o755)
-        _fill(tree, source)
-        _write_script(tree)
-        _require_version(tree / "criu")
-    except BaseException:
-        shutil.rmtree(tree)
-        raise
-    _publish(tools_dir, tree)
+    with folder_lock(tools_dir):
+        tree = Path(tempfile.mkdtemp(dir=tools_dir, prefix=".criu-"))
+        try:
+            tree.chmod(0o755)
+            _fill(tree, source)
+            _write_script(tree)
+            _require_version(tree / "criu")
+        except BaseException:
+            shutil.rmtree(tree)
+            raise
+        _publish(tools_dir, tree)
     return own_criu(tools_dir)
 
 
