@@ -19,10 +19,9 @@ from nagara.snapshot.canary import CanaryError, Question
 from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
-from nagara.snapshot.facts import HostFacts
 from nagara.snapshot.prefetch import prefetch
 from nagara.snapshot.renewal import call_hook
-from nagara.snapshot.variant import NoneFits, Variant, choose, snapshot_key
+from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
 
 _HOOK_S = 120.0
 _QUIET_S = 10.0

@@ -5,25 +5,14 @@ kernel's save area for the extended registers has the size it had at capture.
 """
 
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 
 from nagara.base.linux import AT_MINSIGSTKSZ, auxiliary_value
+from nagara.snapshot.variant import HostFacts
 
 _CPU = Path("/proc/cpuinfo")
 _CACHE_LINE = Path("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size")
 _COMMON_CACHE_LINE_BYTES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class HostFacts:
-    """One host, as far as saved memory is concerned."""
-
-    cpu_flags: frozenset[str]
-    signal_frame_bytes: int  # grows with the extended registers: AT_MINSIGSTKSZ
-    cache_line_bytes: int
-    kernel_class: str  # "6.18"
-    tools: tuple[str, ...]  # versions of runtime and checkpoint tool
 
 
 def read_host_facts(tools: tuple[str, ...]) -> HostFacts:

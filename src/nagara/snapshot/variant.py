@@ -10,7 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nagara.snapshot.facts import HostFacts
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """One host, as far as saved memory is concerned."""
+
+    cpu_flags: frozenset[str]
+    signal_frame_bytes: int  # grows with the extended registers: AT_MINSIGSTKSZ
+    cache_line_bytes: int
+    kernel_class: str  # "6.18"
+    tools: tuple[str, ...]  # versions of runtime and checkpoint tool
 
 
 @dataclass(frozen=True, slots=True)
