@@ -10,12 +10,11 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 
-from nagara.contract.node import Node
 from nagara.contract.replica import (
     Canary,
     CaptureOrder,
@@ -33,6 +32,9 @@ from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.sandbox.tools import Tools
 from nagara.snapshot.canary import Answer, ask
+
+if TYPE_CHECKING:
+    from nagara.contract.node import Node
 
 APP = (Path(__file__).parent.parent / "apps/obedient.py").read_text()
 

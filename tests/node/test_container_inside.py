@@ -1,7 +1,6 @@
 """What a replica in a container sees of the machine and may do to it."""
 
 import asyncio
-import os
 import socket
 import sys
 from pathlib import Path
@@ -82,10 +81,11 @@ except PermissionError:
 async def test_namespaces_are_its_own(inside):
     code = """
 import os
-answer = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "mnt", "ipc", "uts", "net")}
+kinds = ("pid", "mnt", "ipc", "uts", "net")
+answer = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in kinds}
 """
     theirs = await inside(code)
-    ours = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in theirs}
+    ours = {kind: str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in theirs}
     assert not set(theirs.items()) & set(ours.items())
 
 

@@ -93,9 +93,9 @@ class Keeper:
         """Serves until a shutdown is asked for."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-            signal.signal(ignored, signal.SIG_IGN)
+        # Handlers that do nothing: what is *ignored* would be ignored in the replicas as well.
+        for passed in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(passed, lambda *_: None)
         self._server.setblocking(False)
         self._selector.register(self._server, selectors.EVENT_READ, self._accept)
         self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._reap(wake_read))
