@@ -9,6 +9,7 @@ A snapshot is published by renaming its complete folder into place and never cha
 It holds a process's memory: folders are 0700, files 0600. Blocking: call from a worker thread.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -74,8 +75,8 @@ class SnapshotRecord:
     @classmethod
     def from_json(cls, text: bytes) -> "SnapshotRecord":
         """The reverse. Raises ValueError, KeyError or TypeError for anything else."""
-        plain: dict[str, Any] = json.loads(text)
-        if plain.pop("format") != _FORMAT:
+        plain: Any = json.loads(text)
+        if not isinstance(plain, dict) or plain.pop("format") != _FORMAT:
             raise ValueError("another format of snapshot")
         variant = plain.pop("variant")
         marks = tuple(FileMark(**mark) for mark in plain.pop("host_files"))
@@ -117,7 +118,7 @@ class Catalog:
     def staging(self) -> Path:
         """A new private folder to build a snapshot in."""
         folder = self._root / ".staging" / secrets.token_hex(8)
-        (folder / "memory").mkdir(parents=True, mode=0o700)
+        _make_private(folder / "memory")
         return folder
 
     def clear_staging(self) -> None:
@@ -148,7 +149,7 @@ class Catalog:
         write_durably(staging / "snapshot.json", record.to_json())
         sync_folder(staging / "memory")
         parent = self._root / tenant / app / record.key
-        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_private(parent)
         target = parent / staging.name
         staging.rename(target)
         sync_folder(parent)
@@ -239,6 +240,13 @@ def digests(folder: Path) -> dict[str, tuple[int, str]]:
         return {
             name: (size, digest) for name, size, digest in zip(names, sizes, hashes, strict=True)
         }
+
+
+def _make_private(folder: Path) -> None:
+    """Makes the folder and whatever is missing above it, readable by the owner alone."""
+    for part in (*reversed(folder.parents), folder):
+        with contextlib.suppress(FileExistsError):
+            part.mkdir(mode=0o700)
 
 
 def _sha256(path: Path) -> str:
