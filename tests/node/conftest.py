@@ -112,8 +112,15 @@ class Yard:
         return json.loads(answer.body)
 
     def leftovers(self) -> list[str]:
-        """What is still on the machine of this state folder, or of replicas named here."""
-        found = [f"{thing.kind} {thing.name}" for thing in owned_by(self.state)]
+        """What is still on the machine of this state folder, or of replicas named here.
+
+        While the node is open its frozen layers are not counted.
+        """
+        owned = owned_by(self.state)
+        if self._node:
+            layers = str(self.state.resolve() / "node/layers")
+            owned = [o for o in owned if o.kind != "layer folder" and not o.name.startswith(layers)]
+        found = [f"{thing.kind} {thing.name}" for thing in owned]
         groups = Path("/sys/fs/cgroup").glob(f"**/nagara/{self.prefix}-*")
         found += [f"control group {path}" for path in groups if path.is_dir()]
         found += [f"process {pid}" for pid in processes_naming(self.prefix)]

@@ -18,6 +18,7 @@ from nagara.contract.replica import ModelMount, ReplicaSpec
 from nagara.image.host import HostImage
 from nagara.image.mounts import mount_overlay, mount_points, unmount_tree
 from nagara.node.frozen_layers import FrozenLayers
+from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running, substituted
 from nagara.sandbox.bundle import Bind, Bundle
@@ -170,9 +171,9 @@ class ContainerRuntime:
         if mounted := mount_points(record):
             raise NodeError("cannot be unmounted; nothing was deleted", where=str(mounted[0]))
         if record.exists():
-            await asyncio.to_thread(self.runc.delete, folder.name)
+            await in_thread(self.runc.delete, folder.name)
         unmount_tree(folder.path)
-        await asyncio.to_thread(remove_cgroup, folder.name)
+        await in_thread(remove_cgroup, folder.name)
         with contextlib.suppress(KeeperError):
             await self._keeper.forget(folder.name)
 
