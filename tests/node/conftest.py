@@ -121,7 +121,7 @@ class Yard:
             layers = str(self.state.resolve() / "node/layers")
             owned = [o for o in owned if o.kind != "layer folder" and not o.name.startswith(layers)]
         found = [f"{thing.kind} {thing.name}" for thing in owned]
-        groups = Path("/sys/fs/cgroup").glob(f"**/nagara/{self.prefix}-*")
+        groups = Path("/sys/fs/cgroup").glob(f"**/nagara/*{self.prefix}-*")
         found += [f"control group {path}" for path in groups if path.is_dir()]
         found += [f"process {pid}" for pid in processes_naming(self.prefix)]
         return sorted(set(found))
@@ -131,7 +131,7 @@ class Yard:
         for pid in processes_naming(f"{self.state}/node/keeper.sock", of_keeper=True):
             os.kill(pid, signal.SIGKILL)
         kill_tools_in(self.state)
-        for path in list(Path("/sys/fs/cgroup").glob(f"**/nagara/{self.prefix}-*")):
+        for path in list(Path("/sys/fs/cgroup").glob(f"**/nagara/*{self.prefix}-*")):
             thaw_cgroup(path.name)
             kill_cgroup(path.name)
             remove_cgroup(path.name)

@@ -173,7 +173,7 @@ class ContainerRuntime:
         if record.exists():
             await in_thread(self.runc.delete, folder.name)
         unmount_tree(folder.path)
-        await in_thread(remove_cgroup, folder.name)
+        await in_thread(remove_cgroup, folder.control_group)
         with contextlib.suppress(KeeperError):
             await self._keeper.forget(folder.name)
 
@@ -183,8 +183,8 @@ class ContainerRuntime:
         while time.monotonic() < deadline_s:
             await self._keeper.signal(folder.name, signal.SIGKILL)
             tools = await asyncio.to_thread(kill_tools_in, folder.path)
-            processes = kill_cgroup(folder.name)
-            thaw_cgroup(folder.name)
+            processes = kill_cgroup(folder.control_group)
+            thaw_cgroup(folder.control_group)
             kept = [child for child in await self._keeper.children() if child.name == folder.name]
             if not tools and not processes and all(c.exit_code is not None for c in kept):
                 return
@@ -211,6 +211,7 @@ class ContainerRuntime:
         needed = tuple(Bind(path, path) for path in self._needed)
         Bundle(
             container=folder.name,
+            control_group=folder.control_group,
             root=folder.root,
             command=tuple(substituted(part, _values(spec)) for part in spec.command),
             env=self._environment(folder, spec),
