@@ -1,7 +1,5 @@
 import importlib
 import importlib.util
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,17 +11,6 @@ from nagara.base.errors import NagaraError, UsageError
 from nagara.cli import main as root
 from nagara.cli.main import COMMANDS, main
 from nagara.cli.settings import Settings
-
-
-@pytest.fixture(autouse=True)
-def _loggers_as_before() -> Iterator[None]:
-    """The root command sets the process's logging up; other tests have their own."""
-    logger, handlers = logging.getLogger(), logging.getLogger().handlers[:]
-    levels = logger.level, logging.getLogger("nagara").level
-    yield
-    logger.handlers[:] = handlers
-    logger.setLevel(levels[0])
-    logging.getLogger("nagara").setLevel(levels[1])
 
 
 @pytest.fixture
