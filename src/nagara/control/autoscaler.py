@@ -105,7 +105,7 @@ def decide(
     capacity = max(1, ready) * rules.concurrency
     if demand.mean2 >= PANIC_FACTOR * capacity:
         memory = replace(memory, panic_until_s=now_s + PANIC_S)
-    desired, reason = _desired(rules, demand, ready)
+    desired, reason = _desired(rules, demand, ready, present)
     if desired > present:
         return Decision(desired, start=desired - present, reason=reason), memory
     if desired == present:
@@ -122,7 +122,7 @@ def decide(
     return decision, replace(memory, decreased_s=now_s)
 
 
-def _desired(rules: Rules, demand: Demand, ready: int) -> tuple[int, str]:
+def _desired(rules: Rules, demand: Demand, ready: int, present: int) -> tuple[int, str]:
     if demand.now == 0 and demand.idle_s >= rules.idle_s:
         return rules.min, f"no request for {rules.idle_s:g} s"
     long = _ceil(demand.mean60 / (TARGET * rules.concurrency))
@@ -130,7 +130,7 @@ def _desired(rules: Rules, demand: Demand, ready: int) -> tuple[int, str]:
     cold = _ceil(demand.now / rules.concurrency) if demand.held and not ready else 0
     # Within the keep-alive time the app keeps one replica if it has one: the means reach zero
     # only after a minute of silence, and a longer keep-alive must outlast that.
-    kept = 1 if ready or demand.now else 0
+    kept = 1 if present or demand.now else 0
     wanted = max(long, short, cold, kept)
     reason = f"mean60 wants {long}, mean2 {short}, held requests {cold}"
     return min(rules.max, max(rules.min, wanted)), reason
