@@ -4,8 +4,8 @@ A nagara of its own is brought up, and ends with the demonstration. The model mu
 added (`make demo` does that).
 """
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -39,14 +39,12 @@ _console = Console(highlight=False)
 def demo(settings: Settings) -> None:
     """Show a cold start, a snapshot and a restored start."""
     find_model(settings.models_dir, _APP)
-    with _step("bringing nagara up"):
-        context = own_instance(settings.state, "demo")
-        instance = context.__enter__()
-    try:
+    with ExitStack() as stack:
+        with _step("bringing nagara up"):
+            instance = stack.enter_context(own_instance(settings.state, "demo"))
         _run(instance)
-    finally:
         with _step("folding everything away"):
-            context.__exit__(*sys.exc_info())
+            stack.close()
     _how_to_go_on()
 
 
