@@ -106,8 +106,8 @@ def _measure(instance: Instance, model: str, runs: int, *, compiled: bool) -> di
         }
         instance.admin.deploy("".join(apps.values()), "coldstart")
         if warm is not None:
-            _fill_compile_cache(instance, Path(warm))
-        capture = _capture(instance)
+            _fill_compile_cache(instance, model, Path(warm))
+        capture = _capture(instance, model)
         kinds = (
             Kind("plain_cold", "plain-cold", "plain", is_cold=True),
             Kind("plain_warm", "plain-warm", "plain", is_cold=False),
@@ -116,7 +116,7 @@ def _measure(instance: Instance, model: str, runs: int, *, compiled: bool) -> di
         )
         for run in range(runs):
             for kind in kinds:
-                answers.add(_one_start(instance, kind))
+                answers.add(_one_start(instance, kind, model))
                 _progress.print(f"run {run + 1}/{runs}: {kind.name} {kind.first_token_s[-1]:.2f} s")
     figures = {kind.name: kind.figures() for kind in kinds}
     return {
@@ -137,12 +137,12 @@ def _ratio(plain: dict[str, Any], restored: dict[str, Any]) -> float:
     return round(float(plain["median_s"]) / float(restored["median_s"]), 2)
 
 
-def _one_start(instance: Instance, kind: Kind) -> str:
+def _one_start(instance: Instance, kind: Kind, model: str) -> str:
     """Makes the app start for a request, checks that it did so in this way, and folds it."""
     if kind.is_cold:
         page_cache.drop()
     before = page_cache.read_from_disk_bytes()
-    reply = instance.chat(kind.app, QUESTION, max_tokens=_MAX_TOKENS)
+    reply = instance.chat(kind.app, model, QUESTION, max_tokens=_MAX_TOKENS)
     kind.disk_bytes.append(page_cache.read_from_disk_bytes() - before)
     start = instance.last_start(kind.app)
     if start["replica"] != reply.replica or start["kind"] != kind.start_kind:
@@ -156,9 +156,9 @@ def _one_start(instance: Instance, kind: Kind) -> str:
     return reply.text
 
 
-def _capture(instance: Instance) -> dict[str, Any]:
+def _capture(instance: Instance, model: str) -> dict[str, Any]:
     _progress.print("making the snapshot")
-    instance.chat("restored", QUESTION, max_tokens=_MAX_TOKENS)
+    instance.chat("restored", model, QUESTION, max_tokens=_MAX_TOKENS)
     capture = instance.admin.wait_for_capture("restored", timeout_s=_CAPTURE_S)
     if capture["state"] != "done":
         raise NagaraError(f"no snapshot was made: {capture['reason']}")
@@ -180,10 +180,10 @@ def _compile_caches() -> Iterator[tuple[str, str]]:
         shutil.rmtree(kept)
 
 
-def _fill_compile_cache(instance: Instance, kept: Path) -> None:
+def _fill_compile_cache(instance: Instance, model: str, kept: Path) -> None:
     """Lets one replica compile and copies what it wrote to the machine's folder."""
     _progress.print("filling the compiler's cache")
-    reply = instance.chat("plain-warm", QUESTION, max_tokens=_MAX_TOKENS)
+    reply = instance.chat("plain-warm", model, QUESTION, max_tokens=_MAX_TOKENS)
     written = instance.state / "node/replicas" / reply.replica / "root" / kept.relative_to("/")
     shutil.copytree(written, kept, dirs_exist_ok=True)
     instance.admin.fold("plain-warm")

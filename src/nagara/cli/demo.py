@@ -60,7 +60,7 @@ def _run(instance: Instance) -> None:
     instance.admin.deploy(engine_app(_APP, _APP), "demo")
     _console.print(f"[bold]you:[/] {escape(_QUESTION)}")
     with _step("a plain start: the server's whole initialisation"):
-        first = instance.chat(_APP, _QUESTION, max_tokens=_MAX_TOKENS)
+        first = instance.chat(_APP, _APP, _QUESTION, max_tokens=_MAX_TOKENS)
     plain = _answered(instance, first)
     if facts["can_snapshot"]:
         with _step("making a snapshot, with a replica that never serves"):
@@ -76,7 +76,7 @@ def _run(instance: Instance) -> None:
         instance.admin.fold(_APP)
     _console.print(f"folded to zero\n[bold]you:[/] {escape(_QUESTION)}")
     with _step("nothing is running: starting again"):
-        second = instance.chat(_APP, _QUESTION, max_tokens=_MAX_TOKENS)
+        second = instance.chat(_APP, _APP, _QUESTION, max_tokens=_MAX_TOKENS)
     again = _answered(instance, second)
     if first.text != second.text:
         raise NagaraError(f"the answers differ: {first.text!r} and {second.text!r}")
@@ -107,7 +107,7 @@ def _at_once(instance: Instance) -> None:
     instance.admin.fold(_APP)
     _console.print(f"\nfolded to zero again, then {len(_MORE)} requests at once:")
     with _step("starting"), ThreadPoolExecutor(len(_MORE)) as pool:
-        asked = [pool.submit(instance.chat, _APP, q, max_tokens=_MAX_TOKENS) for q in _MORE]
+        asked = [pool.submit(instance.chat, _APP, _APP, q, max_tokens=_MAX_TOKENS) for q in _MORE]
         replies = [request.result() for request in asked]
     for question, reply in zip(_MORE, replies, strict=True):
         answer = " ".join(reply.text.split())

@@ -49,13 +49,14 @@ class Instance:
     state: Path
     log: Path
 
-    def chat(self, app: str, question: str, *, max_tokens: int) -> Reply:
-        """A greedy streamed chat request to an app.
+    def chat(self, app: str, model: str, question: str, *, max_tokens: int) -> Reply:
+        """A greedy streamed chat request to an app that serves `model`.
 
         Raises:
             NagaraError: the answer is an error, or stops in the middle.
         """
         body = {
+            "model": model,
             "messages": [{"role": "user", "content": question}],
             "temperature": 0,
             "max_tokens": max_tokens,
