@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from nagara.control.control import Control
 from nagara.control.errors import StateBusyError
 from nagara.pool.slots import Slots

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from nagara.control.gateway import MAX_ROUTED_BODY_BYTES
 
 
@@ -102,10 +103,12 @@ async def test_the_official_client_streams(stand: Any, text: Any) -> None:
 async def test_no_route_answers_without_a_key(stand: Any, text: Any, path: str) -> None:
     await stand.up(text())
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic eDp5"}):
-        async with aiohttp.ClientSession(stand.url) as client:
-            async with client.get(path, headers=headers) as answer:
-                assert answer.status == 401
-                assert (await answer.json())["error"]["code"] == "invalid_api_key"
+        async with (
+            aiohttp.ClientSession(stand.url) as client,
+            client.get(path, headers=headers) as answer,
+        ):
+            assert answer.status == 401
+            assert (await answer.json())["error"]["code"] == "invalid_api_key"
     assert stand.node.started == []
 
 
