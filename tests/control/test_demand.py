@@ -42,7 +42,7 @@ def test_memory_is_bounded() -> None:
     for step in range(100_000):
         window.enter(step * 0.01)
         window.leave(step * 0.01 + 0.005)
-    assert len(window._samples) <= 610
+    assert len(window._samples) <= 1210
     assert window.mean(LONG_S, 1000.0) == pytest.approx(0.5, abs=0.01)
 
 
@@ -64,4 +64,5 @@ def test_it_agrees_with_a_plain_sum(steps: list[tuple[float, bool]]) -> None:
             max(0.0, end_s - max(begin_s, now_s - width_s)) * height
             for begin_s, end_s, height in pieces
         )
-        assert window.mean(width_s, now_s) == pytest.approx(area / width_s, abs=1e-6)
+        tolerance = 0.1 * max((height for *_, height in pieces), default=0) / width_s + 1e-6
+        assert window.mean(width_s, now_s) == pytest.approx(area / width_s, abs=tolerance)
