@@ -1,1 +1,1 @@
-"""LLM inference: requests, blocks, schedule, streams, sampling, an OpenAI server. Installs alone."""
+"""LLM inference: requests, blocks, schedule, streams, sampling, an OpenAI server."""
