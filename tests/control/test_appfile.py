@@ -134,8 +134,8 @@ def test_a_known_openai_server_gets_a_greedy_completion_as_canary() -> None:
     path, body, is_openai = canary('["/usr/bin/nagara", "engine", "serve", "/models/m"]')
     assert (path, is_openai) == ("/v1/completions", True)
     assert isinstance(body, dict)
-    assert (body["temperature"], body["max_tokens"]) == (0, 8)
-    assert "model" not in body
+    assert (body["temperature"], body["max_tokens"]) == (0, 4)
+    assert body["model"] == "m"
 
 
 @pytest.mark.parametrize(
