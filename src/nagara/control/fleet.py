@@ -120,7 +120,9 @@ class Fleet:
         """Waits until no request runs, `limit_s` at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while any(service.dispatcher.demand.now for service in self.services.values()):
+                while any(  # noqa: ASYNC110 - polled only while control stops
+                    service.dispatcher.demand.now for service in self.services.values()
+                ):
                     await asyncio.sleep(0.02)
 
     def _cut_all(self) -> None:

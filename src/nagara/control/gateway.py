@@ -9,7 +9,7 @@ dispatcher's.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,11 +30,12 @@ from nagara.control.routing import (
     check_path,
     target_of_path,
 )
-from nagara.control.upstream import DialError, OnceBody
+from nagara.control.upstream import DialError
 from nagara.control.websocket import relay_websocket
 
 MAX_ROUTED_BODY_BYTES = 64 * 2**20
 _HELD_BODY_BYTES = 128 * 1024  # what a held request's unread body may occupy in buffers
+_PIECE_BYTES = 256 * 1024
 _TRIES = 3
 
 _log = logging.getLogger(__name__)
@@ -204,9 +205,12 @@ class Gateway:
             return await relay_websocket(request, session, url, headers, own)
         if request.headers.get("Expect", "").lower() == "100-continue" and call.body is None:
             await _send_continue(request)
-        data: Any = call.body
-        if data is None and request.body_exists:
-            data = OnceBody(request.content)
+        data: Any = None
+        if call.body is not None:
+            headers["Content-Length"] = str(len(call.body))
+            data = _pieces(call.body) if len(call.body) > _PIECE_BYTES else call.body
+        elif request.body_exists:
+            data = request.content
         return await self._exchange(call, session, url, headers, data, own)
 
     async def _exchange(
@@ -279,6 +283,12 @@ def _held_bytes(call: _Call) -> int:
     if length is None:
         return _HELD_BODY_BYTES if call.request.body_exists else 0
     return min(length, _HELD_BODY_BYTES)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    """A large body in pieces, so that sending it does not hold up other requests."""
+    for begin in range(0, len(body), _PIECE_BYTES):
+        yield body[begin : begin + _PIECE_BYTES]
 
 
 async def _send_continue(request: web.BaseRequest) -> None:

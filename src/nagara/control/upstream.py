@@ -8,7 +8,6 @@ less time than common servers keep theirs, so that a request is seldom sent into
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -65,26 +64,10 @@ class Upstream:
             max_line_size=65536,
             max_field_size=65536,
         )
+        # The library would repeat idempotent requests by itself when a connection breaks, also
+        # to a replica that has ended meanwhile; whether to repeat is the gateway's decision.
+        self.session._retry_connection = False
 
     async def close(self) -> None:
         """Closes every connection; requests still running on them fail."""
         await self.session.close()
-
-
-class OnceBody:
-    """A request's body that can be read a single time.
-
-    The client library repeats idempotent requests on a connection that turned out to be closed;
-    a body that has begun to flow cannot be repeated, so the second reading fails instead of
-    sending the rest of the first.
-    """
-
-    def __init__(self, content: aiohttp.StreamReader) -> None:
-        self._content = content
-        self._is_read = False
-
-    def __aiter__(self) -> Any:
-        if self._is_read:
-            raise aiohttp.ClientPayloadError("the request's body has been sent already")
-        self._is_read = True
-        return self._content.iter_any().__aiter__()
