@@ -22,7 +22,7 @@ from nagara.base.spans import Waterfall, with_unaccounted
 from nagara.contract.node import Node, NodeUnavailableError
 from nagara.contract.replica import ModelMount, ReplicaStatus, StartOrder, StartReport
 from nagara.control.app import App
-from nagara.control.autoscaler import after_restart
+from nagara.control.autoscaler import Memory, after_restart
 from nagara.control.captures import Captures
 from nagara.control.dispatch import Dispatcher, Endpoint
 from nagara.control.refusal import Refusal
@@ -149,7 +149,12 @@ class Fleet:
         return service
 
     async def fold(self, service: Service) -> None:
-        """Drains and ends the app's present replicas; returns when they have gone."""
+        """Drains and ends the app's present replicas; returns when they have gone.
+
+        Only requests from now on start it again: the demand of before is met.
+        """
+        service.dispatcher.demand.forget(self._clock.monotonic_s())
+        service.memory = Memory()
         names = set(service.replicas)
         self._retire_all(service)
         while names & service.replicas.keys():
