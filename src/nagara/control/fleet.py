@@ -251,7 +251,8 @@ class Fleet:
         started_s = self._clock.wall_s()
         try:
             with waterfall.stage("acquire"):
-                may_evict = not service.dispatcher.endpoints
+                dispatcher = service.dispatcher
+                may_evict = dispatcher.held > 0 and not dispatcher.endpoints
                 replica.lease = await self._supply.claim(may_evict=may_evict)
                 await self._state.add_replica(
                     replica.name, replica.app, replica.lease, state=replica.state, purpose="serve"
