@@ -132,6 +132,12 @@ def test_a_short_keep_alive_ends_before_the_long_window_does() -> None:
     assert decide(0.0, rules, Memory(), recent, ready(1))[0].drain == ("r0",)
 
 
+def test_past_demand_brings_no_replica_back() -> None:
+    recent = demand(idle_s=1.0, mean60=5.0, mean2=5.0)
+    assert decide(0.0, RULES, Memory(), recent, ())[0].start == 0
+    assert decide(0.0, RULES, Memory(), recent, ready(1))[0].start == 0
+
+
 def test_min_is_kept_and_max_not_passed() -> None:
     rules = Rules(2, 3, 2, idle_s=1.0)
     assert decide(0.0, rules, Memory(), demand(idle_s=1e3), ())[0].start == 2

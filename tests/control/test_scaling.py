@@ -96,6 +96,27 @@ async def test_a_replica_that_ended_unseen_is_found(stand: Any, text: Any, until
     await until(lambda: len(stand.node.live) == 1 and name not in stand.node.live)
 
 
+async def test_a_folded_app_stays_at_zero_until_it_is_called(stand: Any, text: Any) -> None:
+    await stand.up(text(scale="{concurrency = 1}"))
+    await asyncio.gather(*(stand.get("/smol/health") for _ in range(8)))
+    await stand.admin("POST", "/api/apps/smol/fold")
+    started = len(stand.node.started)
+    await stand.clock.advance(20)
+    assert len(stand.node.started) == started
+
+
+async def test_apps_that_share_a_slot_do_not_take_it_from_each_other_unasked(
+    stand: Any, text: Any
+) -> None:
+    await stand.up(text("one"), text("two"), text("three", scale="{min = 1}"), slots=1)
+    for name in ("one", "two"):
+        assert (await stand.get(f"/{name}/health"))[0] == 200
+    started = len(stand.node.started)
+    await stand.clock.advance(30)
+    assert len(stand.node.started) == started
+    assert [replica.order.spec.app for replica in stand.node.live.values()] == ["two"]
+
+
 class TestCaptures:
     async def test_a_plain_start_is_followed_by_a_capture_then_restored(
         self, stand: Any, text: Any, until: Any

@@ -7,6 +7,8 @@
 
 - While a request is held and no replica is ready, desired is at least ceil(D / c): nothing can
   shorten the queue before a start has ended, so waiting for the mean would only lose time.
+- Without a request in the system nothing grows above `min`: past demand keeps replicas, it does
+  not bring any back.
 - Panic: mean2(D) >= 2 x ready capacity (one replica's when none is ready). No decrease for 60 s.
   A restarted control process begins in panic at the present count.
 - Keep-alive: the app keeps one replica until it had no request for `idle_s`.
@@ -132,6 +134,8 @@ def _desired(rules: Rules, demand: Demand, ready: int, present: int) -> tuple[in
     # only after a minute of silence, and a longer keep-alive must outlast that.
     kept = 1 if present or demand.now else 0
     wanted = max(long, short, cold, kept)
+    if demand.now == 0:
+        wanted = min(wanted, present)
     reason = f"mean60 wants {long}, mean2 {short}, held requests {cold}"
     return min(rules.max, max(rules.min, wanted)), reason
 

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from nagara.base.clock import Clock, SystemClock
 from nagara.base.durable import write_durably
-from nagara.base.errors import UsageError
+from nagara.base.errors import NagaraError, UsageError
 from nagara.contract.node import Node
 from nagara.contract.replica import ModelMount
 from nagara.control.api import Api
@@ -32,6 +32,7 @@ from nagara.control.nodewatch import NodeWatch
 from nagara.control.refusal import Refusal
 from nagara.control.scaling import Scaling
 from nagara.control.state import State
+from nagara.control.tasks import Tasks
 from nagara.pool.slots import Slots
 
 DRAIN_S = 10.0
@@ -118,13 +119,21 @@ class Control:
             state = State(database, self._clock)
             auth = Auth(self._state_dir, state, self._clock, is_open=self._is_open)
             await auth.load()
-            fleet = Fleet(self._node, self._slots, state, self._models, self._clock)
-            async with asyncio.TaskGroup() as group:
-                await fleet.begin(group)
-                for app in apps:
-                    fleet.mounts(app)
-                    await fleet.deploy(app, await state.put_app(app))
-                await self._serve(group, fleet, state, auth, ready)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = Tasks(group)
+                    fleet = Fleet(self._node, self._slots, state, self._models, self._clock, tasks)
+                    await fleet.begin()
+                    for app in apps:
+                        fleet.mounts(app)
+                        await fleet.deploy(app, await state.put_app(app))
+                    await self._serve(group, fleet, state, auth, ready)
+            except BaseExceptionGroup as errors:
+                # A fault that a person can act upon comes as itself, not as a group of one.
+                only = errors.exceptions[0]
+                if len(errors.exceptions) == 1 and isinstance(only, NagaraError):
+                    raise only from None
+                raise
         finally:
             await database.close()
 

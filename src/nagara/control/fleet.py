@@ -11,10 +11,9 @@ An end in order:   take the route away ─ last request ends ─ Node.stop confi
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from nagara.base.clock import Clock
 from nagara.base.errors import NagaraError
@@ -30,6 +29,7 @@ from nagara.control.replicas import Replica, ReplicaEvent, ReplicaState
 from nagara.control.service import SETTLED_S, Service
 from nagara.control.state import StartRecord, State
 from nagara.control.supply import NoSupplyError, Supply
+from nagara.control.tasks import Tasks
 from nagara.control.upstream import Upstream
 from nagara.pool.slots import Slots
 
@@ -54,6 +54,7 @@ class Fleet:
         state: State,
         models: Callable[[str], ModelMount],
         clock: Clock,
+        tasks: Tasks,
     ) -> None:
         self.services: dict[str, Service] = {}
         self._node = node
@@ -61,20 +62,18 @@ class Fleet:
         self._models = models
         self._clock = clock
         self._slots = slots
+        self._tasks = tasks
         self._supply = Supply(slots, self._freeing, self._make_room)
-        self.captures = Captures(node, self._supply, state, self.mounts, clock, self._spawn)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.captures = Captures(node, self._supply, state, self.mounts, clock, self._tasks.spawn)
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._all: dict[str, tuple[Service, Replica]] = {}
         self._draining: dict[str, Endpoint] = {}
         self._stopping: set[str] = set()
-        self._group: asyncio.TaskGroup | None = None
 
     # -- life of the fleet -----------------------------------------------------------------
 
-    async def begin(self, group: asyncio.TaskGroup) -> None:
+    async def begin(self) -> None:
         """Loads the deployed apps. Replicas of an earlier process are then given to `adopt`."""
-        self._group = group
         for deployed in await self._state.apps():
             service = self._new_service(deployed.app, deployed.version)
             await self.captures.load(service)
@@ -99,22 +98,10 @@ class Fleet:
             if not keep:
                 await self.fold(service)
         cutting.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks))
+        await self._tasks.end()
         for service in services:
             for endpoint in list(service.dispatcher.endpoints.values()):
                 await endpoint.upstream.close()
-
-    def _spawn(
-        self, work: Callable[[], Coroutine[Any, Any, None]], name: str
-    ) -> asyncio.Task[None]:
-        assert self._group is not None, "the fleet has not begun"
-        task = self._group.create_task(_guarded(work, name), name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _quiet(self, limit_s: float) -> None:
         """Waits until no request runs, `limit_s` at most."""
@@ -189,7 +176,7 @@ class Fleet:
         """Begins the start of one replica."""
         replica = Replica(f"{service.app.name}-{secrets.token_hex(4)}", service.app)
         self._register(service, replica)
-        task = self._spawn(partial(self._start, service, replica), f"start {replica.name}")
+        task = self._tasks.spawn(partial(self._start, service, replica), f"start {replica.name}")
         self._starts[replica.name] = task
         task.add_done_callback(partial(self._start_ended, service, replica))
 
@@ -210,7 +197,7 @@ class Fleet:
         if replica.state is _S.READY:
             replica.on(ReplicaEvent.DRAIN)
             endpoint = service.dispatcher.remove(name)
-            self._spawn(partial(self._retire, service, replica, endpoint), f"drain {name}")
+            self._tasks.spawn(partial(self._retire, service, replica, endpoint), f"drain {name}")
 
     def broken(self, app: str, name: str, reason: str) -> None:
         """A ready replica cannot be reached: replace it."""
@@ -251,7 +238,8 @@ class Fleet:
         started_s = self._clock.wall_s()
         try:
             with waterfall.stage("acquire"):
-                may_evict = not service.dispatcher.endpoints
+                dispatcher = service.dispatcher
+                may_evict = dispatcher.held > 0 and not dispatcher.endpoints
                 replica.lease = await self._supply.claim(may_evict=may_evict)
                 await self._state.add_replica(
                     replica.name, replica.app, replica.lease, state=replica.state, purpose="serve"
@@ -294,19 +282,18 @@ class Fleet:
         started_s: float,
     ) -> None:
         self.captures.started(service, replica.app, report)
-        await self._state.add_start(
-            StartRecord(
-                replica=replica.name,
-                tenant=replica.app.tenant,
-                app=replica.app.name,
-                kind=report.kind,
-                stages=with_unaccounted(waterfall.stages(), total_s),
-                total_s=total_s,
-                started_s=started_s,
-                fallback=report.fallback,
-                snapshot=report.snapshot,
-            )
+        record = StartRecord(
+            replica=replica.name,
+            tenant=replica.app.tenant,
+            app=replica.app.name,
+            kind=report.kind,
+            stages=with_unaccounted(waterfall.stages(), total_s),
+            total_s=total_s,
+            started_s=started_s,
+            fallback=report.fallback,
+            snapshot=report.snapshot,
         )
+        await self._state.add_start(record)
         if replica.state is _S.READY:
             await self._state.set_replica(replica.name, _S.READY)
         if report.fallback:
@@ -331,22 +318,20 @@ class Fleet:
         # Its end must be certain before another gets the slot, also if the node was unreachable.
         await self._stop_surely(replica.name)
         await self._state.set_replica(replica.name, _S.FAILED, reason)
-        await self._state.add_start(
-            StartRecord(
-                replica=replica.name,
-                tenant=replica.app.tenant,
-                app=replica.app.name,
-                kind=None,
-                stages=with_unaccounted(waterfall.stages(), total_s),
-                total_s=total_s,
-                started_s=started_s,
-                error=reason,
-            )
+        record = StartRecord(
+            replica=replica.name,
+            tenant=replica.app.tenant,
+            app=replica.app.name,
+            kind=None,
+            stages=with_unaccounted(waterfall.stages(), total_s),
+            total_s=total_s,
+            started_s=started_s,
+            error=reason,
         )
+        await self._state.add_start(record)
 
     def _no_supply(self, service: Service, error: NoSupplyError) -> None:
-        others = service.count(_S.STARTING, _S.READY)
-        if not others:
+        if not service.is_coming:
             service.dispatcher.refuse_held(
                 Refusal(503, f"{error.what}: {error.hint}", code="no_supply", retry_after_s=5.0)
             )
@@ -477,7 +462,7 @@ class Fleet:
             finally:
                 self._stopping.discard(name)
 
-        self._spawn(stop, f"stop unknown {name}")
+        self._tasks.spawn(stop, f"stop unknown {name}")
 
     def ended(self, name: str, exit_code: int | None) -> None:
         """A replica has ended by itself: whatever runs on it fails, and it is replaced."""
@@ -493,7 +478,7 @@ class Fleet:
             _log.warning("%s: %s", name, how)
             self._note_early_end(service, replica, f"{name} {how}")
             endpoint = service.dispatcher.remove(name)
-            self._spawn(partial(self._retire, service, replica, endpoint), f"bury {name}")
+            self._tasks.spawn(partial(self._retire, service, replica, endpoint), f"bury {name}")
             self._nudge(service)
         elif name in self._draining:
             self._draining[name].cut()
@@ -502,15 +487,3 @@ class Fleet:
         now_s = self._clock.monotonic_s()
         if replica.ready_s is None or now_s - replica.ready_s < SETTLED_S:
             service.failures.note(reason, now_s)
-
-
-async def _guarded(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-    """The root of every task of the fleet: one task's bug must not end all others.
-
-    Takes a function, because a task cancelled before its first step would leave a coroutine
-    that was never awaited.
-    """
-    try:
-        await work()
-    except Exception:  # noqa: BLE001 - a task's root; the trace is logged
-        _log.exception("task %r failed", name)

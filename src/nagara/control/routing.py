@@ -36,8 +36,8 @@ def app_of_host(host: str | None) -> str | None:
     if not host:
         return None
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    label, dot, rest = name.partition(".")
-    return label.lower() if dot and rest and not _ADDRESS.fullmatch(name) else None
+    label, _, rest = name.partition(".")
+    return label.lower() if label and rest and not _ADDRESS.fullmatch(name) else None
 
 
 def target_of_path(raw_path: str) -> Target:

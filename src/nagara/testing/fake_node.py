@@ -78,7 +78,7 @@ class FakeNode:
     async def facts(self) -> NodeFacts:
         """A small machine."""
         self._reach()
-        return NodeFacts("fake", 2, 2**32, "process", True)
+        return NodeFacts("fake", 2, 2**32, "process", can_snapshot=True)
 
     async def start(self, order: StartOrder) -> StartReport:
         """Starts a server after the scripted time, or fails as scripted."""
