@@ -1,7 +1,4 @@
 import importlib
-import importlib.util
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,19 +8,9 @@ from click.testing import CliRunner
 from nagara import __version__
 from nagara.base.errors import NagaraError, UsageError
 from nagara.cli import main as root
+from nagara.cli.bench import BENCHMARKS
 from nagara.cli.main import COMMANDS, main
 from nagara.cli.settings import Settings
-
-
-@pytest.fixture(autouse=True)
-def _loggers_as_before() -> Iterator[None]:
-    """The root command sets the process's logging up; other tests have their own."""
-    logger, handlers = logging.getLogger(), logging.getLogger().handlers[:]
-    levels = logger.level, logging.getLogger("nagara").level
-    yield
-    logger.handlers[:] = handlers
-    logger.setLevel(levels[0])
-    logging.getLogger("nagara").setLevel(levels[1])
 
 
 @pytest.fixture
@@ -54,11 +41,17 @@ def test_the_help_names_every_command_with_its_line() -> None:
         assert any(name in line and entry.help in line for line in shown.output.splitlines())
 
 
+@pytest.mark.parametrize("name", list(BENCHMARKS))
+def test_each_measurement_is_where_its_table_says(name: str) -> None:
+    module, _, attribute = BENCHMARKS[name].target.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    assert command.name == name
+
+
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_each_command_is_where_the_table_says_and_begins_its_help_alike(name: str) -> None:
     module, _, attribute = COMMANDS[name].target.partition(":")
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"needs {module}, which this version does not have")
     command = getattr(importlib.import_module(module), attribute)
     assert isinstance(command, click.Command)
     assert command.name == name

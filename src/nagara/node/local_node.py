@@ -138,6 +138,8 @@ class LocalNode:
         with contextlib.suppress(KeeperError):  # a replica still runs
             await self._keeper.shutdown()
         await self._runtime.close()
+        if self._snapshots:
+            self._snapshots.close()
         self._unlock()
 
     def _unlock(self) -> None:
@@ -165,6 +167,7 @@ class LocalNode:
     ) -> StartReport:
         with waterfall.stage("files", "folder"):
             await in_thread(replica.folder.create, replica.record)
+            await in_thread(self._logs.prepare, replica.record)
         found: Snapshot | NoSnapshot | None = None
         if self._snapshots and spec.snapshot:
             with waterfall.stage("files", "find snapshot"):
@@ -203,6 +206,7 @@ class LocalNode:
         try:
             await in_thread(snapshots.make_staging, staging)
             await in_thread(replica.folder.create, replica.record)
+            await in_thread(self._logs.prepare, replica.record)
             await self._run(replica, spec, Waterfall(time.monotonic, replica.name))
             running = _running(replica)
             answer = await snapshots.prepare(running, spec)

@@ -20,7 +20,7 @@ from nagara.snapshot.canary import CanaryError, Question
 from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
-from nagara.snapshot.prefetch import prefetch
+from nagara.snapshot.prefetch import ReadAhead
 from nagara.snapshot.renewal import call_hook
 from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
 
@@ -57,6 +57,11 @@ class NodeSnapshots:
         self._runtime = runtime
         self._layers = layers
         self._models = models
+        self._read_ahead = ReadAhead()
+
+    def close(self) -> None:
+        """Ends what goes on in the background."""
+        self._read_ahead.close()
 
     def key(self, spec: ReplicaSpec) -> str:
         """The key that an app's snapshots lie under on hosts with these tools."""
@@ -101,7 +106,7 @@ class NodeSnapshots:
         weights = [
             path for m in spec.models for path in (self._models / m.name).glob("*.safetensors")
         ]
-        prefetch([*_largest_last(snapshot), *weights])
+        self._read_ahead.begin([*_largest_last(snapshot), *weights])
         return snapshot
 
     async def verify(self, snapshot: Snapshot) -> None:
