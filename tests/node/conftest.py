@@ -25,10 +25,12 @@ from nagara.contract.replica import (
     StartReport,
 )
 from nagara.image.mounts import unmount_tree
-from nagara.node.build import build_node
+from nagara.node.build import _process_node, build_node
 from nagara.node.leftovers import owned_by
 from nagara.node.local_node import LocalNode
+from nagara.node.logs import ReplicaLogs
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
+from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.sandbox.tools import Tools
 from nagara.snapshot.canary import Answer, ask
@@ -57,6 +59,16 @@ class Yard:
     async def open(self) -> LocalNode:
         """A node, as one process of the agent would make it."""
         self._node = build_node(self.state)
+        await self._node.open()
+        return self._node
+
+    async def open_process_node(self) -> LocalNode:
+        """A node as an ordinary user's agent would make it, also where the tests run as root."""
+        node = self.state / "node"
+        node.mkdir(exist_ok=True)
+        keeper = KeeperClient(node / "keeper.sock")
+        logs = ReplicaLogs(node / "logs")
+        self._node = _process_node(node, self.state / "models", keeper, logs, ("root: a test",))
         await self._node.open()
         return self._node
 

@@ -90,7 +90,8 @@ class LocalNode:
             NodeError: another node has this folder open, or the folder cannot be used.
         """
         try:
-            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._root.mkdir(exist_ok=True, mode=0o700)
             self._lock = _locked(self._root)
             await self._keeper.ensure()
             await self._runtime.open()
