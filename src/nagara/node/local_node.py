@@ -262,6 +262,9 @@ class LocalNode:
 
     async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
         check_name("replica", replica)
+        if replica in self._replicas:
+            with contextlib.suppress(KeeperError):
+                await self._keeper.drain(replica)
         return await asyncio.to_thread(self._logs.tail, replica, tail_bytes)
 
     async def forget_app(self, tenant: str, app: str) -> None:

@@ -12,6 +12,7 @@ line; only the keeper's own user may connect:
     {"op": "list"}                   → {"children": [...]}
     {"op": "signal", "id", "signal"} → {}
     {"op": "forget", "id"}           → {}   (only of ended ones)
+    {"op": "drain", "id"}            → {}   (what it has written until now is in its log)
     {"op": "watch"}                  → {}, then a line per child that has ended or ends
     {"op": "shutdown"}               → {}   (refused while one runs)
 
@@ -172,6 +173,9 @@ class Keeper:
             self._signal(request["id"], int(request["signal"]))
         elif operation == "forget":
             self._forget(request["id"])
+        elif operation == "drain":
+            if (written := self._children.get(request["id"])) is not None:
+                self._drain(written)
         elif operation == "watch":
             peer.is_watching = True
             peer.answer(answer)
