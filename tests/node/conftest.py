@@ -152,9 +152,9 @@ class Yard:
         unmount_tree(self.state)
 
 
-def processes_naming(text: str, *, of_keeper: bool = False) -> list[int]:
+def processes_naming(text: str, *, of_keeper: bool = False, exact: bool = False) -> list[int]:
     """Processes with `text` in the environment they were started with (or, the keeper, in its
-    arguments): replicas are given their name."""
+    arguments): replicas are given their name, which begins with `text` or is just that."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -162,7 +162,8 @@ def processes_naming(text: str, *, of_keeper: bool = False) -> list[int]:
                 held = (entry / ("cmdline" if of_keeper else "environ")).read_bytes()
             except OSError:
                 continue
-            wanted = text if of_keeper else f"NAGARA_REPLICA={text}-"
+            name = f"NAGARA_REPLICA={text}" + ("\0" if exact else "-")
+            wanted = text if of_keeper else name
             if wanted.encode() in held:
                 found.append(int(entry.name))
     return found

@@ -23,6 +23,7 @@ from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running, substituted
 from nagara.sandbox.bundle import Bind, Bundle
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
+from nagara.sandbox.fault_points import reach
 from nagara.sandbox.identity import set_hostname
 from nagara.sandbox.keeper_client import (
     KeeperClient,
@@ -32,7 +33,7 @@ from nagara.sandbox.keeper_client import (
 )
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.sandbox.netns import NetworkNamespace
-from nagara.sandbox.runc import Runc, criu_complaint
+from nagara.sandbox.runc import Runc, RuncError, criu_complaint
 from nagara.snapshot.capture import CRIU_CONFIG
 from nagara.snapshot.catalog import Snapshot
 from nagara.snapshot.errors import BadSnapshotError, RestoreError, SnapshotError
@@ -112,11 +113,14 @@ class ContainerRuntime:
                 )
         with waterfall.stage("files", "root"):
             self._image.prepare_upper(folder.upper)
+            reach("launch.upper")
             mount_overlay(self._image.layers, folder.upper, folder.work, folder.root)
+            reach("launch.mounted")
         with contextlib.ExitStack() as undo, waterfall.stage("host", "launch"):
             namespace = NetworkNamespace.create()
             undo.callback(namespace.close)
             self._write_bundle(folder, spec, namespace)
+            reach("launch.bundle")
             command = self.runc.run_command(folder.name, folder.bundle, folder.pid_file)
             try:
                 pid = await self._launch(folder, command, log, _LAUNCH_S)
@@ -124,6 +128,7 @@ class ContainerRuntime:
                 raise StartFailedError(
                     f"the container could not be made: {error.what}", where=spec.app
                 ) from error
+            reach("launch.running")
             undo.pop_all()
         return Running(pid, ContainerPort(namespace, spec.port))
 
@@ -137,13 +142,16 @@ class ContainerRuntime:
     ) -> Running:
         with waterfall.stage("files", "root"):
             frozen = await self._layers.mount(snapshot)
+            reach("restore.layer")
             layers = (frozen, *self._image.layers)
             mount_overlay(layers, folder.upper, folder.work, folder.root)
+            reach("restore.mounted")
         with contextlib.ExitStack() as undo:
             with waterfall.stage("host", "restore"):
                 namespace = NetworkNamespace.create()
                 undo.callback(namespace.close)
                 self._write_bundle(folder, spec, namespace)
+                reach("restore.bundle")
                 command = self.runc.restore_command(
                     folder.name, folder.bundle, folder.pid_file, snapshot.memory, folder.criu
                 )
@@ -151,9 +159,12 @@ class ContainerRuntime:
                     pid = await self._launch(folder, command, log, _RESTORE_S)
                 except LaunchError as error:
                     raise _restore_failure(folder, snapshot, error) from error
+                reach("restore.running")
             with waterfall.stage("host", "identity and hooks"):
                 set_hostname(pid, folder.name)
+                reach("restore.named")
                 await self._renew(folder, spec, pid)
+                reach("restore.renewed")
             undo.pop_all()
         return Running(pid, ContainerPort(namespace, spec.port))
 
@@ -166,16 +177,25 @@ class ContainerRuntime:
         is left, then no mount, and only then is anything deleted."""
         await self._keeper.ensure()
         await self._until_ended(folder)
+        reach("clear.ended")
         record = self.runc.state / folder.name
         unmount_tree(record)
+        reach("clear.unmounted")
         if mounted := mount_points(record):
             raise NodeError("cannot be unmounted; nothing was deleted", where=str(mounted[0]))
         if record.exists():
-            await in_thread(self.runc.delete, folder.name)
+            try:
+                await in_thread(self.runc.delete, folder.name)
+            except RuncError:  # may have been killed itself; once more, then it is an error
+                await in_thread(self.runc.delete, folder.name)
+        reach("clear.deleted")
         unmount_tree(folder.path)
+        reach("clear.rootless")
         await in_thread(remove_cgroup, folder.control_group)
+        reach("clear.groupless")
         with contextlib.suppress(KeeperError):
             await self._keeper.forget(folder.name)
+        reach("clear.forgotten")
 
     async def _until_ended(self, folder: ReplicaFolder) -> None:
         """Ends the launcher, the tools that work for the replica and its own processes."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nagara.base.errors import NagaraError
 from nagara.image.frozen import freeze, manifest
+from nagara.sandbox.fault_points import reach
 from nagara.sandbox.runc import Runc
 from nagara.snapshot.catalog import FileMark, digests
 from nagara.snapshot.errors import CaptureError
@@ -58,10 +59,15 @@ def save(
     """
     try:
         runc.pause(container)
+        reach("capture.paused")
         host_files = mapped_host_files(init_pid, binds)
+        reach("capture.listed")
         runc.checkpoint(container, staging / "memory", work)
+        reach("capture.memory")
         layer_bytes = freeze(upper, staging / "layer.erofs")
+        reach("capture.layer")
         files, layer_digest = digests(staging), listing_digest(upper)
+        reach("capture.digested")
     except NagaraError as error:
         raise CaptureError(error.what, where=container, hint=error.hint) from error
     except OSError as error:
