@@ -135,8 +135,15 @@ class Yard:
         found = [f"{thing.kind} {thing.name}" for thing in owned]
         groups = Path("/sys/fs/cgroup").glob(f"**/nagara/*{self.prefix}-*")
         found += [f"control group {path}" for path in groups if path.is_dir()]
-        found += [f"process {pid}" for pid in processes_naming(self.prefix)]
+        named = processes_naming(self.prefix)
+        found += [f"process {pid}" for pid in (*named, *self._orphans())]
         return sorted(set(found))
+
+    def _orphans(self) -> list[int]:
+        """What fell to the keeper and is no replica's first process: of a torn start."""
+        keepers = processes_naming(f"{self.state}/node/keeper.sock", of_keeper=True)
+        firsts = set(processes_naming(self.prefix))
+        return [pid for pid in children_of(set(keepers)) if pid not in firsts]
 
     def force_away(self) -> None:
         """The last resort, so that a failed test leaves the machine to others."""
@@ -150,6 +157,20 @@ class Yard:
         for pid in processes_naming(self.prefix):
             os.kill(pid, signal.SIGKILL)
         unmount_tree(self.state)
+
+
+def children_of(parents: set[int]) -> list[int]:
+    """Processes, other than ended ones, whose parent is one of these."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if int(parent) in parents and state != "Z":
+                found.append(int(entry.name))
+    return found
 
 
 def processes_naming(text: str, *, of_keeper: bool = False, exact: bool = False) -> list[int]:

@@ -247,7 +247,7 @@ class LocalNode:
             with contextlib.suppress(OSError):  # a full disk does not keep it alive
                 # A next node is not to take over what is on its way out.
                 replica.folder.write(dataclasses.replace(replica.record, ready=False))
-            with contextlib.suppress(TimeoutError, KeeperError):
+            with contextlib.suppress(KeeperError, OSError):  # of time, too: it is killed then
                 async with asyncio.timeout(grace_s):
                     await self._keeper.signal(replica.name, signal.SIGTERM)
                     reach("stop.asked")

@@ -109,10 +109,18 @@ def criu_complaint(log: Path) -> str | None:
 
     Its first errors name the cause, later ones only the way out.
     """
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return None
-    errors = [match[1].strip() for line in lines if (match := _CRIU_ERROR.search(line))]
+    errors = [match[1].strip() for line in _lines(log) if (match := _CRIU_ERROR.search(line))]
     telling = [error for error in errors if not any(words in error for words in _ONLY_THE_WAY_OUT)]
-    return "; ".join((telling or errors)[:2]) or None
+    return "; ".join(telling[:2]) or None
+
+
+def criu_gave_up(log: Path) -> bool:
+    """Whether CRIU itself came to the end of its attempt; it did not if it was killed."""
+    return any(" FAILED." in line for line in _lines(log))
+
+
+def _lines(log: Path) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []

@@ -71,7 +71,7 @@ def save(
     except NagaraError as error:
         raise CaptureError(error.what, where=container, hint=error.hint) from error
     except OSError as error:
-        raise CaptureError(str(error), where=container) from error
+        raise CaptureError(error.strerror or str(error), where=container) from error
     memory_bytes = sum(size for name, (size, _) in files.items() if name.startswith("memory/"))
     return Saved(host_files, files, layer_digest, memory_bytes, layer_bytes)
 
