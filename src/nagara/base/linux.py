@@ -44,6 +44,6 @@ def become_subreaper() -> None:
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
-def signal_at_parents_end(number: int) -> None:
-    """The kernel sends this process a signal when its parent's thread that made it ends."""
+def die_with_parent(number: int) -> None:
+    """The kernel sends this process the signal when the thread that made it ends."""
     _check(_libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0))

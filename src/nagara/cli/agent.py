@@ -14,7 +14,7 @@ import click
 
 from nagara.base.errors import UsageError
 from nagara.base.folder_lock import only_holder
-from nagara.base.linux import signal_at_parents_end
+from nagara.base.linux import die_with_parent
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
 from nagara.node.build import build_node
@@ -47,7 +47,7 @@ def agent(
 ) -> None:
     """Run this machine's node agent alone."""
     if end_with_parent:
-        signal_at_parents_end(signal.SIGTERM)
+        die_with_parent(signal.SIGTERM)
     owner = _user_id(allow_user) if allow_user else None
     hint = "another agent serves this state folder: is `nagara up` running already?"
     with only_holder(settings.state / "node", "agent.lock", hint):

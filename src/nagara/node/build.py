@@ -60,7 +60,6 @@ def _container_node(
     assert tools.runc is not None
     image = HostImage(state=state, needed=_own_environment())
     layers = FrozenLayers(folder / "layers")
-    layers.unmount_all()
     runtime = ContainerRuntime(
         state=folder,
         models=state / "models",
@@ -78,7 +77,6 @@ def _container_node(
     snapshots = None
     if tools.criu is not None and not missing:
         catalog = Catalog(state / "snapshots")
-        catalog.clear_staging()
         versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
         snapshots = NodeSnapshots(
             catalog=catalog,

@@ -55,15 +55,14 @@ class Runc:
         """Freezes all processes of the container."""
         self._run("pause", container)
 
-    def resume(self, container: str) -> None:
-        """Undoes `pause`."""
-        self._run("resume", container)
-
     def checkpoint(self, container: str, image: Path, work: Path) -> None:
-        """Writes the paused container's memory to `image`; it stays paused."""
+        """Writes the paused container's memory to `image`; it stays paused.
+
+        Runs in the folder `work`, by which it is found when this process is killed meanwhile.
+        """
         options = ["--leave-running", "--image-path", str(image), "--work-path", str(work)]
         try:
-            self._run("checkpoint", *options, container, time_limit_s=_CHECKPOINT_S)
+            self._run("checkpoint", *options, container, time_limit_s=_CHECKPOINT_S, cwd=work)
         except RuncError as error:
             raise RuncError(
                 "the checkpoint tool could not save the process: "
@@ -80,7 +79,7 @@ class Runc:
         listing = json.loads(self._run("list", "--format", "json") or "null")
         return tuple(entry["id"] for entry in listing or ())
 
-    def _run(self, *arguments: str, time_limit_s: float = _QUICK_S) -> str:
+    def _run(self, *arguments: str, time_limit_s: float = _QUICK_S, cwd: Path | None = None) -> str:
         try:
             done = subprocess.run(
                 [*self._base(), *arguments],
@@ -88,10 +87,14 @@ class Runc:
                 capture_output=True,
                 text=True,
                 timeout=time_limit_s,
+                cwd=cwd,
+                start_new_session=True,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
             raise RuncError(f"runc {arguments[0]} took over {time_limit_s:.0f} s") from error
+        except OSError as error:
+            raise RuncError(f"runc cannot be run: {error}", where=str(self.runc)) from error
         if done.returncode != 0:
             raise RuncError(f"runc {arguments[0]} failed: {done.stderr.strip()[-500:]}")
         return done.stdout

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nagara.image.frozen import FreezeError, freeze, manifest
-from nagara.sandbox.runc import Runc, RuncError
+from nagara.base.errors import NagaraError
+from nagara.image.frozen import freeze, manifest
+from nagara.sandbox.runc import Runc
 from nagara.snapshot.catalog import FileMark, digests
 from nagara.snapshot.errors import CaptureError
 from nagara.snapshot.processes import mapped_host_files
@@ -57,11 +58,13 @@ def save(
         host_files = mapped_host_files(init_pid, binds)
         runc.checkpoint(container, staging / "memory", work)
         layer_bytes = freeze(upper, staging / "layer.erofs")
-    except (RuncError, FreezeError, OSError) as error:
+        files, layer_digest = digests(staging), listing_digest(upper)
+    except NagaraError as error:
+        raise CaptureError(error.what, where=container, hint=error.hint) from error
+    except OSError as error:
         raise CaptureError(str(error), where=container) from error
-    files = digests(staging)
     memory_bytes = sum(size for name, (size, _) in files.items() if name.startswith("memory/"))
-    return Saved(host_files, files, listing_digest(upper), memory_bytes, layer_bytes)
+    return Saved(host_files, files, layer_digest, memory_bytes, layer_bytes)
 
 
 def listing_digest(tree: Path) -> str:
