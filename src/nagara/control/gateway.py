@@ -173,7 +173,9 @@ class Gateway:
                     _held_bytes(call), arrived_s=call.arrived_s, is_retry=attempt > 0
                 )
                 try:
-                    return await self._send(call, grant)
+                    response = await self._send(call, grant)
+                    grant.endpoint.has_answered |= response.status < 500
+                    return response
                 except DialError as error:
                     _log.warning("%s: %s", grant.endpoint.replica, error)
                     self._broken(call.target.app, grant.endpoint.replica, error.what)
