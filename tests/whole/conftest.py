@@ -30,7 +30,15 @@ class Up:
         self.process: subprocess.Popen[bytes] | None = None
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "nagara.cli.main", "--state", str(self.state), *arguments]
+        return [
+            sys.executable,
+            "-P",
+            "-m",
+            "nagara.cli.main",
+            "--state",
+            str(self.state),
+            *arguments,
+        ]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A sub-command, to its end."""

@@ -12,7 +12,7 @@ from nagara.node.leftovers import owned_by
 
 def demo(*prefix: str, state: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*prefix, sys.executable, "-m", "nagara.cli.main", "--state", str(state), "demo"],
+        [*prefix, sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "demo"],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
