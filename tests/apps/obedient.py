@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-kept = {"canary": os.environ.get("CANARY", "the canary sings")}
+kept = {"canary": os.environ.get("CANARY", "the canary sings"), "os": os, "threading": threading}
 if os.environ.get("HOOKS"):
     from nagara.snapshot import hooks
 
@@ -55,5 +55,5 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 print("serving", file=sys.stderr, flush=True)
-server = Server(("127.0.0.1", int(os.environ["LISTEN"])), Handler)
+server = kept["server"] = Server(("127.0.0.1", int(os.environ["LISTEN"])), Handler)
 threading.Thread(target=server.serve_forever).start()

@@ -25,10 +25,12 @@ from nagara.contract.replica import (
     StartReport,
 )
 from nagara.image.mounts import unmount_tree
-from nagara.node.build import build_node
+from nagara.node.build import _process_node, build_node
 from nagara.node.leftovers import owned_by
 from nagara.node.local_node import LocalNode
+from nagara.node.logs import ReplicaLogs
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
+from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.sandbox.tools import Tools
 from nagara.snapshot.canary import Answer, ask
@@ -57,6 +59,16 @@ class Yard:
     async def open(self) -> LocalNode:
         """A node, as one process of the agent would make it."""
         self._node = build_node(self.state)
+        await self._node.open()
+        return self._node
+
+    async def open_process_node(self) -> LocalNode:
+        """A node as an ordinary user's agent would make it, also where the tests run as root."""
+        node = self.state / "node"
+        node.mkdir(exist_ok=True)
+        keeper = KeeperClient(node / "keeper.sock")
+        logs = ReplicaLogs(node / "logs")
+        self._node = _process_node(node, self.state / "models", keeper, logs, ("root: a test",))
         await self._node.open()
         return self._node
 
@@ -112,9 +124,16 @@ class Yard:
         return json.loads(answer.body)
 
     def leftovers(self) -> list[str]:
-        """What is still on the machine of this state folder, or of replicas named here."""
-        found = [f"{thing.kind} {thing.name}" for thing in owned_by(self.state)]
-        groups = Path("/sys/fs/cgroup").glob(f"**/nagara/{self.prefix}-*")
+        """What is still on the machine of this state folder, or of replicas named here.
+
+        While the node is open its frozen layers are not counted.
+        """
+        owned = owned_by(self.state)
+        if self._node:
+            layers = str(self.state.resolve() / "node/layers")
+            owned = [o for o in owned if o.kind != "layer folder" and not o.name.startswith(layers)]
+        found = [f"{thing.kind} {thing.name}" for thing in owned]
+        groups = Path("/sys/fs/cgroup").glob(f"**/nagara/*{self.prefix}-*")
         found += [f"control group {path}" for path in groups if path.is_dir()]
         found += [f"process {pid}" for pid in processes_naming(self.prefix)]
         return sorted(set(found))
@@ -124,7 +143,7 @@ class Yard:
         for pid in processes_naming(f"{self.state}/node/keeper.sock", of_keeper=True):
             os.kill(pid, signal.SIGKILL)
         kill_tools_in(self.state)
-        for path in list(Path("/sys/fs/cgroup").glob(f"**/nagara/{self.prefix}-*")):
+        for path in list(Path("/sys/fs/cgroup").glob(f"**/nagara/*{self.prefix}-*")):
             thaw_cgroup(path.name)
             kill_cgroup(path.name)
             remove_cgroup(path.name)

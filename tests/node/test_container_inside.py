@@ -182,7 +182,7 @@ except OSError as error:
 
 
 async def test_limits_are_set_on_its_control_groups(inside):
-    groups = list(Path("/sys/fs/cgroup").glob(f"**/nagara/{inside.report.replica}"))
+    groups = list(Path("/sys/fs/cgroup").glob(f"**/nagara/*-{inside.report.replica}"))
     limits = {
         path.read_text().strip()
         for group in groups

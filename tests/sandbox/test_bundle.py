@@ -9,6 +9,7 @@ from nagara.sandbox.bundle import CAPABILITIES, Bind, Bundle
 def bundle(**changes) -> Bundle:
     settings = {
         "container": "app-1",
+        "control_group": "node-app-1",
         "root": Path("/state/root"),
         "command": ("serve", "--port", "8000"),
         "env": {"A": "b=c"},
@@ -51,6 +52,10 @@ def test_binds_are_read_only_unless_said():
 def test_shared_memory_is_a_file_system_of_its_own():
     mounts = {entry["destination"]: entry for entry in bundle().config()["mounts"]}
     assert mounts["/dev/shm"]["type"] == "tmpfs"
+
+
+def test_the_control_group_is_below_nagaras():
+    assert bundle().config()["linux"]["cgroupsPath"] == "/nagara/node-app-1"
 
 
 def test_limits_appear_only_where_they_are_given():

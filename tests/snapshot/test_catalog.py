@@ -22,6 +22,7 @@ def catalog(tmp_path):
 
 def publish(catalog, *, key=KEY, app="app", variant=VARIANT, host_files=(), tenant="default"):
     staging = catalog.staging()
+    catalog.make_staging(staging)
     for number in range(3):
         (staging / f"memory/pages-{number}.img").write_bytes(os.urandom(10_000))
     (staging / "memory/core.img").write_bytes(b"core")
@@ -68,6 +69,7 @@ def test_only_its_owner_may_read_it(catalog):
 
 def test_an_unfinished_capture_is_never_found_and_is_cleared_away(catalog, tmp_path):
     staging = catalog.staging()
+    catalog.make_staging(staging)
     (staging / "layer.erofs").write_bytes(b"half")
     assert catalog.all_of("default", "app", KEY) == []
     catalog.clear_staging()

@@ -28,7 +28,6 @@ def build_node(state: Path) -> LocalNode:
     Otherwise plain processes. `LocalNode.facts` says what is missing.
     """
     folder = state / "node"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     keeper = KeeperClient(folder / "keeper.sock")
     logs = ReplicaLogs(folder / "logs")
     models = state / "models"

@@ -18,6 +18,7 @@ from nagara.contract.replica import ModelMount, ReplicaSpec
 from nagara.image.host import HostImage
 from nagara.image.mounts import mount_overlay, mount_points, unmount_tree
 from nagara.node.frozen_layers import FrozenLayers
+from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running, substituted
 from nagara.sandbox.bundle import Bind, Bundle
@@ -170,9 +171,9 @@ class ContainerRuntime:
         if mounted := mount_points(record):
             raise NodeError("cannot be unmounted; nothing was deleted", where=str(mounted[0]))
         if record.exists():
-            await asyncio.to_thread(self.runc.delete, folder.name)
+            await in_thread(self.runc.delete, folder.name)
         unmount_tree(folder.path)
-        await asyncio.to_thread(remove_cgroup, folder.name)
+        await in_thread(remove_cgroup, folder.control_group)
         with contextlib.suppress(KeeperError):
             await self._keeper.forget(folder.name)
 
@@ -182,8 +183,8 @@ class ContainerRuntime:
         while time.monotonic() < deadline_s:
             await self._keeper.signal(folder.name, signal.SIGKILL)
             tools = await asyncio.to_thread(kill_tools_in, folder.path)
-            processes = kill_cgroup(folder.name)
-            thaw_cgroup(folder.name)
+            processes = kill_cgroup(folder.control_group)
+            thaw_cgroup(folder.control_group)
             kept = [child for child in await self._keeper.children() if child.name == folder.name]
             if not tools and not processes and all(c.exit_code is not None for c in kept):
                 return
@@ -210,6 +211,7 @@ class ContainerRuntime:
         needed = tuple(Bind(path, path) for path in self._needed)
         Bundle(
             container=folder.name,
+            control_group=folder.control_group,
             root=folder.root,
             command=tuple(substituted(part, _values(spec)) for part in spec.command),
             env=self._environment(folder, spec),

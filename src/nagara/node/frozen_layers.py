@@ -8,6 +8,7 @@ import asyncio
 from pathlib import Path
 
 from nagara.image.mounts import MountError, mount_erofs, unmount_if_mounted, unmount_tree
+from nagara.node.owned_tasks import in_thread
 from nagara.snapshot.capture import listing_digest
 from nagara.snapshot.catalog import Snapshot
 from nagara.snapshot.errors import BadSnapshotError, RestoreError
@@ -34,7 +35,7 @@ class FrozenLayers:
         while snapshot.name not in self._mounted:
             async with self._turn:
                 if snapshot.name not in self._mounted:
-                    await asyncio.to_thread(self._mount, snapshot, target)
+                    await in_thread(self._mount, snapshot, target)
                     self._mounted.add(snapshot.name)
         return target
 
@@ -57,6 +58,7 @@ class FrozenLayers:
 
     def _mount(self, snapshot: Snapshot, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
+        unmount_if_mounted(target)  # somebody who was interrupted may have got here before
         try:
             mount_erofs(snapshot.layer, target)
         except MountError as error:

@@ -36,7 +36,7 @@ from nagara.node.admission import check_name, check_order
 from nagara.node.asking import connected, until_ready
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
-from nagara.node.owned_tasks import finished
+from nagara.node.owned_tasks import finished, in_thread
 from nagara.node.replica import Replica, record_of
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
 from nagara.node.runtime import Running, Runtime
@@ -90,12 +90,13 @@ class LocalNode:
             NodeError: another node has this folder open, or the folder cannot be used.
         """
         try:
-            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._root.mkdir(exist_ok=True, mode=0o700)
             self._lock = _locked(self._root)
             await self._keeper.ensure()
             await self._runtime.open()
             if self._snapshots:
-                await asyncio.to_thread(self._snapshots.clear_staging)
+                await in_thread(self._snapshots.clear_staging)
             await self._take_over()
         except (OSError, NagaraError) as error:
             self._unlock()
@@ -121,7 +122,7 @@ class LocalNode:
         """Removes an earlier node's replica; one that resists does not keep others from work."""
         try:
             await self._runtime.clear(folder)
-            await asyncio.to_thread(folder.remove)
+            await in_thread(folder.remove)
         except (NagaraError, OSError):
             _log.exception("replica %s of an earlier node cannot be cleared away", folder.name)
 
@@ -166,8 +167,8 @@ class LocalNode:
         self, replica: Replica, spec: ReplicaSpec, waterfall: Waterfall
     ) -> StartReport:
         with waterfall.stage("files", "folder"):
-            await asyncio.to_thread(replica.folder.create, replica.record)
-            await asyncio.to_thread(self._logs.prepare, replica.record)
+            await in_thread(replica.folder.create, replica.record)
+            await in_thread(self._logs.prepare, replica.record)
         found: Snapshot | NoSnapshot | None = None
         if self._snapshots and spec.snapshot:
             with waterfall.stage("files", "find snapshot"):
@@ -202,11 +203,11 @@ class LocalNode:
     async def _capture(
         self, replica: Replica, spec: ReplicaSpec, snapshots: NodeSnapshots
     ) -> CaptureReport:
-        staging: Path | None = None
+        staging = snapshots.staging()
         try:
-            staging = await asyncio.to_thread(snapshots.staging)
-            await asyncio.to_thread(replica.folder.create, replica.record)
-            await asyncio.to_thread(self._logs.prepare, replica.record)
+            await in_thread(snapshots.make_staging, staging)
+            await in_thread(replica.folder.create, replica.record)
+            await in_thread(self._logs.prepare, replica.record)
             await self._run(replica, spec, Waterfall(time.monotonic, replica.name))
             running = _running(replica)
             answer = await snapshots.prepare(running, spec)
@@ -217,8 +218,7 @@ class LocalNode:
             await self._remove(replica)
             return CaptureReport(None, str(error))
         finally:
-            if staging:
-                await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+            await in_thread(shutil.rmtree, staging, ignore_errors=True)
 
     async def stop(self, replica: str, *, grace_s: float = 10.0) -> None:
         found = self._replicas.get(replica)
@@ -269,7 +269,7 @@ class LocalNode:
         check_name("app", app)
         if self._snapshots:
             await self._snapshots.forget_app(tenant, app)
-        await asyncio.to_thread(self._logs.forget_app, tenant, app)
+        await in_thread(self._logs.forget_app, tenant, app)
 
     def _new(self, order: StartOrder | CaptureOrder) -> Replica:
         check_order(order)
@@ -327,7 +327,7 @@ class LocalNode:
             with waterfall.stage("host", "clear a failed restore"):
                 await self._snapshots.count_failure(snapshot, failure)
                 await self._runtime.clear(replica.folder)
-                await asyncio.to_thread(replica.folder.empty)
+                await in_thread(replica.folder.empty)
                 replica.begin_again()
             return str(failure)
         return None
@@ -403,7 +403,7 @@ class LocalNode:
         await self._runtime.clear(replica.folder)
         if replica.running:
             replica.running.port.close()
-        await asyncio.to_thread(replica.folder.remove)
+        await in_thread(replica.folder.remove)
         self._replicas.pop(replica.name, None)
 
     async def _watch(self) -> None:

@@ -12,6 +12,8 @@ of its name. Removal is therefore the last step of taking a replica down.
 """
 
 import contextlib
+import hashlib
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,6 +51,11 @@ class ReplicaFolder:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def control_group(self) -> str:
+        """Control groups are the whole machine's: unlike the name, unique among all its nodes."""
+        return f"{hashlib.sha256(os.fsencode(self.path.parent)).hexdigest()[:8]}-{self.name}"
 
     @property
     def upper(self) -> Path:

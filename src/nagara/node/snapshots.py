@@ -12,6 +12,7 @@ from nagara.image.host import HostImage
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.frozen_layers import FrozenLayers
+from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running
 from nagara.sandbox.sockets_open import open_connections
@@ -128,13 +129,13 @@ class NodeSnapshots:
     async def count_success(self, snapshot: Snapshot) -> None:
         """Takes note of a replica put back: only failures in a row put a snapshot aside."""
         if self._catalog.bad_count(snapshot.folder):
-            await asyncio.to_thread(self._catalog.forgive, snapshot)
+            await in_thread(self._catalog.forgive, snapshot)
 
     async def count_failure(self, snapshot: Snapshot, error: SnapshotError) -> None:
         """Takes note of a failed restore; a snapshot at fault twice in a row is set aside."""
         if not isinstance(error, BadSnapshotError):
             return
-        if await asyncio.to_thread(self._catalog.count_bad, snapshot, str(error)):
+        if await in_thread(self._catalog.count_bad, snapshot, str(error)):
             _log.warning("snapshot %s is in quarantine: %s", snapshot.name, error)
             await self._layers.unmount(snapshot.name)
 
@@ -190,9 +191,7 @@ class NodeSnapshots:
     ) -> CaptureReport:
         """Makes what was saved the app's snapshot. Raises `CaptureError`."""
         try:
-            snapshot, replaced = await asyncio.to_thread(
-                self._publish, staging, spec, saved, answer
-            )
+            snapshot, replaced = await in_thread(self._publish, staging, spec, saved, answer)
         except OSError as error:
             raise CaptureError(f"cannot be kept: {error}", where=spec.app) from error
         for old in replaced:
@@ -220,7 +219,7 @@ class NodeSnapshots:
 
     async def forget_app(self, tenant: str, app: str) -> None:
         """Removes the app's snapshots."""
-        for folder in await asyncio.to_thread(self._catalog.forget_app, tenant, app):
+        for folder in await in_thread(self._catalog.forget_app, tenant, app):
             await self._layers.unmount(folder.name)
 
     def clear_staging(self) -> None:
@@ -228,9 +227,13 @@ class NodeSnapshots:
         self._catalog.clear_staging()
 
     def staging(self) -> Path:
-        """A new folder to save into. Blocking. Raises `CaptureError`."""
+        """Where to save into, not made yet."""
+        return self._catalog.staging()
+
+    def make_staging(self, staging: Path) -> None:
+        """Makes the folder. Blocking. Raises `CaptureError`."""
         try:
-            return self._catalog.staging()
+            self._catalog.make_staging(staging)
         except OSError as error:
             raise CaptureError(f"cannot be saved: {error}") from error
 

@@ -6,12 +6,16 @@ a worker thread.
 """
 
 import json
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
 
+_CRIU_ERROR = re.compile(r"Error \([^)]*\): (.*)")
+# RLIMIT_NOFILE concerns the tool's own limit and is harmless.
+_ONLY_THE_WAY_OUT = ("RLIMIT_NOFILE", "exited, status", "FAILED.", "killed by signal")
 _QUICK_S = 30.0
 _CHECKPOINT_S = 600.0
 
@@ -101,15 +105,14 @@ class Runc:
 
 
 def criu_complaint(log: Path) -> str | None:
-    """The errors in a log of CRIU, most telling first; None when there are none.
+    """The telling errors in a log of CRIU; None when there are none.
 
-    CRIU's first error names the cause, the later ones only the way out. Its complaint about
-    RLIMIT_NOFILE concerns its own limit and is harmless.
+    Its first errors name the cause, later ones only the way out.
     """
     try:
         lines = log.read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return None
-    errors = [line.split("Error ", 1)[1] for line in lines if "Error (" in line]
-    telling = [error for error in errors if "RLIMIT_NOFILE" not in error]
-    return "; ".join(telling[:2]) or None
+    errors = [match[1].strip() for line in lines if (match := _CRIU_ERROR.search(line))]
+    telling = [error for error in errors if not any(words in error for words in _ONLY_THE_WAY_OUT)]
+    return "; ".join((telling or errors)[:2]) or None

@@ -20,7 +20,10 @@ from nagara.snapshot.processes import mapped_host_files
 # What the checkpoint tool is told at capture and restore alike. No request touches a replica
 # that is being captured or restored, so the network need not be locked (a locked port drops the
 # first SYN and costs its sender a second); a connection that is still open is not carried.
-CRIU_CONFIG = "network-lock skip\ntcp-close\nghost-limit 268435456\n"
+# Locks are those of the replica's own layer and carried too. An open file that has lost one of
+# several names is not: the tool would make it a name in the layer and take that away again with
+# the dump, before the layer is frozen.
+CRIU_CONFIG = "network-lock skip\ntcp-close\nghost-limit 268435456\nfile-locks\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,10 +116,12 @@ class Catalog:
         self._verified: dict[Path, tuple[tuple[int, ...], ...]] = {}
 
     def staging(self) -> Path:
-        """A new private folder to build a snapshot in."""
-        folder = self._root / ".staging" / secrets.token_hex(8)
-        _make_private(folder / "memory")
-        return folder
+        """A new place to build a snapshot in; nothing is made yet."""
+        return self._root / ".staging" / secrets.token_hex(8)
+
+    def make_staging(self, staging: Path) -> None:
+        """Makes the private folders of a `staging` place."""
+        _make_private(staging / "memory")
 
     def clear_staging(self) -> None:
         """Ends and removes what interrupted captures have left. Call before any capture."""
@@ -209,6 +211,7 @@ class Catalog:
     def count_bad(self, snapshot: Snapshot, reason: str) -> bool:
         """Notes a failure; True when the snapshot is now in quarantine."""
         with (snapshot.folder / "bad").open("a") as file:
+            os.fchmod(file.fileno(), 0o600)
             file.write(reason.replace("\n", " ") + "\n")
         self._verified.pop(snapshot.folder, None)
         return self.bad_count(snapshot.folder) >= _BAD_LIMIT
