@@ -107,7 +107,7 @@ def test_from_deployment_to_deletion(
     listing = nagara("apps").stdout
     assert "1 ready (max 4)" in listing
     assert "at zero (max 4)" in listing
-    assert "2 failed starts in a row" in listing
+    assert "2 failures in a row" in listing
     names = [app["name"] for app in json.loads(nagara("apps", "--json").stdout)]
     assert names == ["smol", "bad"]
 

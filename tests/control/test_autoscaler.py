@@ -16,6 +16,7 @@ from nagara.control.autoscaler import (
     auto_idle_s,
     decide,
 )
+from nagara.control.demand import DemandWindow
 
 RULES = Rules(min=0, max=10, concurrency=2, idle_s=60.0)
 
@@ -152,6 +153,50 @@ def test_without_a_demand_figure_nothing_changes() -> None:
 
 def test_keep_alive_grows_with_the_cost_of_a_start() -> None:
     assert [auto_idle_s(start_s) for start_s in (None, 1.0, 20.0, 1000.0)] == [60, 60, 200, 900]
+
+
+def test_steady_load_with_slow_starts_settles_and_serves_everything() -> None:
+    """5 requests a second of 1 s each, 2 at a time, starts of 8 s, in simulated time."""
+    rules = Rules(0, 10, 2, 60.0)
+    step_s, start_s = 0.1, 8.0
+    window, memory = DemandWindow(0.0), Memory()
+    starting: list[float] = []
+    busy: list[float] = []
+    ready, held, served, starts, counts = 0, 0, 0, 0, []
+    for step in range(3000):
+        now_s = step * step_s
+        if step % 2 == 0:
+            window.enter(now_s)
+            held += 1
+        for end_s in [end_s for end_s in busy if end_s <= now_s]:
+            busy.remove(end_s)
+            window.leave(now_s)
+            served += 1
+        ready += sum(ready_s <= now_s for ready_s in starting)
+        starting = [ready_s for ready_s in starting if ready_s > now_s]
+        while held and len(busy) < 2 * ready:
+            held -= 1
+            busy.append(now_s + 1.0)
+        if step % 10:
+            continue
+        views = (
+            *(ReplicaView(f"r{i}", True, 1 if 2 * i < len(busy) else 0, 1.0) for i in range(ready)),
+            *(ReplicaView(f"s{i}", False) for i in range(len(starting))),
+        )
+        means = window.mean(60.0, now_s), window.mean(2.0, now_s)
+        decision, memory = decide(
+            now_s, rules, memory, Demand(window.now, held, *means, 0.0), views
+        )
+        starts += decision.start
+        starting += [now_s + start_s] * decision.start
+        starting = starting[: len(starting) - len(decision.cancel)]
+        ready -= len(decision.drain)
+        counts.append(ready + len(starting))
+    assert served >= 1490
+    assert held == 0
+    assert max(counts) <= 10
+    assert set(counts[200:]) == {4}  # 5 requests, 2 each, at 70 %
+    assert starts <= 10 + 4
 
 
 @given(

@@ -45,7 +45,23 @@ async def test_requests_while_it_folds_are_answered_by_the_next_replica(
             await asyncio.sleep(0.01)
         is_over = True
     assert set(statuses) == {200}
-    assert statuses[200] > 60
+
+
+async def test_folding_spares_the_start_that_requests_wait_for(
+    stand: Any, text: Any, until: Any
+) -> None:
+    stand.node.scripts["smol"].plain_s = 0.3
+    await stand.up(text())
+    request = asyncio.create_task(stand.get("/smol/health"))
+
+    async def is_held() -> bool:
+        return bool((await stand.app())["held"])
+
+    await until(is_held)
+    while not request.done():
+        await stand.admin("POST", "/api/apps/smol/fold")
+    assert (await request)[0] == 200
+    assert stand.node.cancelled == []
 
 
 async def test_a_kept_alive_client_reaches_no_draining_replica(
@@ -278,6 +294,57 @@ async def test_a_restart_takes_running_replicas_over(
     assert (await stand.get("/third/health"))[0] == 200
     assert len({replica.order.lease.slot for replica in stand.node.live.values()}) == 4
     assert leases[0].slot != leases[1].slot
+
+
+async def test_a_restart_in_mid_load_costs_no_replica(stand: Any, text: Any, until: Any) -> None:
+    await stand.up(text(scale="{max = 2, concurrency = 2, min = 2}"))
+    await until(lambda: len(stand.node.live) == 2)
+    before, port = list(stand.node.live), int(stand.url.rpartition(":")[2])
+    seen: Counter[object] = Counter()
+    is_over = False
+
+    async def call(client: aiohttp.ClientSession) -> None:
+        while not is_over:
+            try:
+                async with client.get("/smol/health") as answer:
+                    seen[answer.status] += 1
+            except aiohttp.ClientConnectionError:
+                seen["not connected"] += 1
+            await asyncio.sleep(0.002)
+
+    headers = {"Authorization": f"Bearer {stand.key}"}
+    async with aiohttp.ClientSession(stand.url, headers=headers) as client:
+        calls = [asyncio.create_task(call(client)) for _ in range(4)]
+        await asyncio.sleep(0.2)
+        await stand.down(keep=True)
+        await stand.up(port=port)
+        for status in (200, 502, 503):
+            seen[status] = 0
+        await until(lambda: seen[200] > 100)
+        is_over = True
+        await asyncio.gather(*calls)
+    assert seen[502] == seen[503] == 0
+    assert list(stand.node.live) == before
+    assert stand.node.started == before
+
+
+async def test_a_request_counts_once_whether_held_or_running(
+    stand: Any, text: Any, until: Any
+) -> None:
+    stand.node.scripts["smol"].plain_s = 0.2
+    await stand.up(text(scale="{max = 1, concurrency = 2}"))
+    requests = [asyncio.create_task(stand.get("/smol/wait")) for _ in range(3)]
+
+    async def counts(running: int, held: int) -> bool:
+        app = await stand.app()
+        assert app["running"] + app["held"] <= 3
+        return bool((app["running"], app["held"]) == (running, held))
+
+    await until(lambda: counts(0, 3))
+    await until(lambda: counts(2, 1))
+    stand.replica().let_go()
+    await asyncio.gather(*requests)
+    assert await counts(0, 0)
 
 
 async def test_a_restart_ends_replicas_of_unknown_or_changed_apps(

@@ -80,6 +80,15 @@ def test_a_needed_folder_below_a_hidden_one_is_bound(tmp_path):
         assert bound == (needed.resolve(),)
 
 
+def test_a_needed_folder_around_the_state_is_not_bound(tmp_path):
+    state = tmp_path / "project/.state"
+    (state / "node").mkdir(parents=True)
+    inside, around = tmp_path / "project/src", tmp_path / "project"
+    inside.mkdir()
+    bound = image(state, around, inside, tmp_path).bound_folders()
+    assert bound == (inside,)
+
+
 def test_a_needed_folder_that_is_visible_anyway_is_not_bound(tmp_path):
     assert image(tmp_path, Path("/usr")).bound_folders() == ()
 

@@ -59,7 +59,7 @@ def _remark(app: dict[str, Any]) -> str:
     """What is wrong with the app, if anything."""
     if app["failures"]:
         reason = " ".join((app["last_failure"] or "").split())
-        return f"{app['failures']} failed starts in a row: {reason[:_REMARK_CHARS]}"
+        return f"{app['failures']} failures in a row: {reason[:_REMARK_CHARS]}"
     if app["capture"]["state"] in ("failed", "off") and app["capture"].get("reason"):
         return f"no snapshot: {app['capture']['reason'][:_REMARK_CHARS]}"
     return ""

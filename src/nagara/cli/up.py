@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 
 from nagara.base.errors import NagaraError, UsageError
+from nagara.base.linux import die_with_parent
 from nagara.cli.agent import agent_socket
 from nagara.cli.settings import Settings
 from nagara.contract.node import NodeUnavailableError
@@ -63,6 +64,7 @@ _log = logging.getLogger(__name__)
     help="As root: run the control process as this user  [default: who called sudo]",
 )
 @click.option("--keep-replicas", is_flag=True, help="Leave ready replicas running at the end.")
+@click.option("--end-with-parent", is_flag=True, hidden=True)
 @click.pass_obj
 def up(
     settings: Settings,
@@ -74,11 +76,14 @@ def up(
     socket: Path | None,
     user: str | None,
     keep_replicas: bool,
+    end_with_parent: bool,
 ) -> None:
     """Run the gateway and everything behind it on this machine.
 
     FILE is an app file to deploy at once.
     """
+    if end_with_parent:
+        die_with_parent(signal.SIGTERM)
     app_file = _read(file)
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     settings.state.mkdir(parents=True, exist_ok=True)
@@ -146,7 +151,7 @@ async def _agent(state: Path, given: Path | None, user: str | None) -> AsyncIter
         yield given
         return
     path = agent_socket(state)
-    command = [sys.executable, "-m", "nagara.cli.main", "--state", str(state), "agent"]
+    command = [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent"]
     command += ["--end-with-parent", *(["--allow-user", user] if user else [])]
     first = await _start_agent(command)
     keeping = asyncio.create_task(_keep_alive(command, first), name="keep the agent alive")

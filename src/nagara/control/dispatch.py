@@ -19,6 +19,7 @@ from nagara.control.upstream import Upstream
 
 MAX_HELD = 1000
 MAX_HELD_BYTES = 64 * 2**20
+PROVEN_S = 30.0
 
 
 class Endpoint:
@@ -34,6 +35,7 @@ class Endpoint:
         self.ready_s = ready_s  # monotonic, when it was routed
         self.start_s = start_s  # how long its start took
         self.idle_since_s = ready_s
+        self.has_answered = False  # at least one request to its end; set by the gateway
         self._drained = asyncio.Event()
         self._is_open = True
 
@@ -50,6 +52,10 @@ class Endpoint:
     async def drained(self) -> None:
         """Returns when it is closed and its last request has ended, or was cut off."""
         await self._drained.wait()
+
+    def has_proven(self, now_s: float) -> bool:
+        """Whether it shows that the app can run: by an answer, or by `PROVEN_S` of life."""
+        return self.has_answered or now_s - self.ready_s >= PROVEN_S
 
     def has_credit(self) -> bool:
         """Whether another request may be given to it."""

@@ -26,7 +26,7 @@ from nagara.control.captures import Captures
 from nagara.control.dispatch import Dispatcher, Endpoint
 from nagara.control.refusal import Refusal
 from nagara.control.replicas import Replica, ReplicaEvent, ReplicaState
-from nagara.control.service import SETTLED_S, Service
+from nagara.control.service import Service
 from nagara.control.state import StartRecord, State
 from nagara.control.supply import NoSupplyError, Supply
 from nagara.control.tasks import Tasks
@@ -96,7 +96,7 @@ class Fleet:
         await self.captures.end()
         for service in services:
             if not keep:
-                await self.fold(service)
+                await self._end_replicas(service, keep_starts=False)
         cutting.cancel()
         await self._tasks.end()
         for service in services:
@@ -131,19 +131,33 @@ class Fleet:
             service.dispatcher.set_capacity(app.scale.concurrency)
         else:
             service.recent_starts_s.clear()
-            self._retire_all(service)
+            for name in list(service.replicas):
+                self.cancel(service, name)
+                self.drain(service, name)
         self._nudge(service)
         return service
 
     async def fold(self, service: Service) -> None:
         """Drains and ends the app's present replicas; returns when they have gone.
 
-        Only requests from now on start it again: the demand of before is met.
+        Only requests from now on start it again: the demand of before is met. A start that held
+        requests wait for is not a present replica.
         """
         service.dispatcher.demand.forget(self._clock.monotonic_s())
         service.memory = Memory()
-        names = set(service.replicas)
-        self._retire_all(service)
+        is_awaited = service.dispatcher.held > 0
+        await self._end_replicas(service, keep_starts=is_awaited)
+
+    async def _end_replicas(self, service: Service, *, keep_starts: bool) -> None:
+        kept = {
+            name
+            for name, replica in service.replicas.items()
+            if keep_starts and replica.state is _S.STARTING
+        }
+        names = service.replicas.keys() - kept
+        for name in names:
+            self.cancel(service, name)
+            self.drain(service, name)
         while names & service.replicas.keys():
             service.gone.clear()
             await service.gone.wait()
@@ -155,7 +169,7 @@ class Fleet:
         refusal = Refusal(404, f"the app {app.name!r} was deleted", code="not_found")
         service.dispatcher.close(refusal)
         await self.captures.drop(service)
-        await self.fold(service)
+        await self._end_replicas(service, keep_starts=False)
         await self._node.forget_app(app.tenant, app.name)
         await self._state.delete_app(app.tenant, app.name)
 
@@ -204,14 +218,9 @@ class Fleet:
         service = self.services.get(app)
         replica = service.replicas.get(name) if service is not None else None
         if service is not None and replica is not None and replica.state is _S.READY:
-            self._note_early_end(service, replica, f"{name}: {reason}")
+            self._note_early_end(service, name, f"{name}: {reason}")
             self.drain(service, name)
             self._nudge(service)
-
-    def _retire_all(self, service: Service) -> None:
-        for name in list(service.replicas):
-            self.cancel(service, name)
-            self.drain(service, name)
 
     # -- starting --------------------------------------------------------------------------
 
@@ -476,14 +485,15 @@ class Fleet:
         if was_ready:
             how = "disappeared" if exit_code is None else f"ended by itself (exit code {exit_code})"
             _log.warning("%s: %s", name, how)
-            self._note_early_end(service, replica, f"{name} {how}")
+            self._note_early_end(service, name, f"{name} {how}")
             endpoint = service.dispatcher.remove(name)
             self._tasks.spawn(partial(self._retire, service, replica, endpoint), f"bury {name}")
             self._nudge(service)
         elif name in self._draining:
             self._draining[name].cut()
 
-    def _note_early_end(self, service: Service, replica: Replica, reason: str) -> None:
+    def _note_early_end(self, service: Service, name: str, reason: str) -> None:
+        """An end before the app has proven that it can run is a failed start."""
         now_s = self._clock.monotonic_s()
-        if replica.ready_s is None or now_s - replica.ready_s < SETTLED_S:
+        if not service.dispatcher.endpoints[name].has_proven(now_s):
             service.failures.note(reason, now_s)

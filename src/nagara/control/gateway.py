@@ -173,7 +173,9 @@ class Gateway:
                     _held_bytes(call), arrived_s=call.arrived_s, is_retry=attempt > 0
                 )
                 try:
-                    return await self._send(call, grant)
+                    response = await self._send(call, grant)
+                    grant.endpoint.has_answered |= response.status < 500
+                    return response
                 except DialError as error:
                     _log.warning("%s: %s", grant.endpoint.replica, error)
                     self._broken(call.target.app, grant.endpoint.replica, error.what)
@@ -185,6 +187,9 @@ class Gateway:
 
     async def _send(self, call: _Call, grant: Grant) -> web.StreamResponse:
         request = call.request
+        if call.body is None and request.body_exists and request.content.is_eof():
+            # Small bodies are here already: they go out in one piece with their headers.
+            call.body = request.content.read_nowait()
         own = {
             hop.QUEUE: f"{1000 * grant.queue_s:.1f}",
             hop.COLD_START: f"{1000 * grant.cold_start_s:.0f}",

@@ -10,7 +10,7 @@ from nagara.base.clock import Clock
 from nagara.control.autoscaler import Decision, decide
 from nagara.control.fleet import Fleet
 from nagara.control.replicas import ReplicaState
-from nagara.control.service import SETTLED_S, Service
+from nagara.control.service import Service
 
 TICK_S = 1.0
 
@@ -38,10 +38,7 @@ class Scaling:
         self._fleet.captures.tick()
 
     def _scale(self, service: Service, now_s: float) -> None:
-        if any(
-            now_s - endpoint.ready_s >= SETTLED_S
-            for endpoint in service.dispatcher.endpoints.values()
-        ):
+        if any(endpoint.has_proven(now_s) for endpoint in service.dispatcher.endpoints.values()):
             service.failures.count = 0
         decision, service.memory = decide(
             now_s, service.rules(), service.memory, service.demand(now_s), service.views(now_s)

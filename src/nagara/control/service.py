@@ -16,7 +16,6 @@ from nagara.control.refusal import Refusal
 from nagara.control.replicas import Replica, ReplicaState
 
 BACKOFF_MAX_S = 60.0
-SETTLED_S = 30.0  # a replica that has lived so long shows that the app can start
 QUEUE_MIN_S = 30.0
 QUEUE_STARTS = 3.0
 

@@ -69,6 +69,8 @@ class HostImage:
         root_device = _ROOT.stat().st_dev
         bound: list[Path] = []
         for folder in sorted({path.resolve() for path in self.needed if path.exists()}):
+            if self.state.resolve().is_relative_to(folder):
+                continue  # it would show nagara's state, and every replica's root inside it
             if any(folder.is_relative_to(other) for other in bound):
                 continue
             is_hidden = any(folder.is_relative_to(place) for place in hidden)

@@ -90,7 +90,7 @@ class Bundle:
                 "destination": str(bind.target),
                 "type": "bind",
                 "source": str(bind.source),
-                "options": ["rbind", "nosuid", "nodev", "rw" if bind.is_writable else "ro"],
+                "options": ["bind", "nosuid", "nodev", "rw" if bind.is_writable else "ro"],
             }
             for bind in self.binds
         ]
