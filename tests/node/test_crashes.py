@@ -255,15 +255,15 @@ async def test_a_keeper_killed_at_any_point_is_replaced_and_its_replicas_are_cle
 
 
 RUNTIME_MOMENTS = {
-    "run": (0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12),
-    "restore": (0, 0.01, 0.02, 0.04, 0.06, 0.09, 0.12, 0.16, 0.2, 0.25),
-    "checkpoint": (0, 0.02, 0.05, 0.1, 0.15),
-    "pause": (0, 0.01, 0.02),
-    "delete": (0, 0.01, 0.02, 0.03),
+    "run": (0, 0.02, 0.04, 0.08, 0.12),
+    "restore": (0, 0.02, 0.05, 0.08, 0.12, 0.16, 0.25),
+    "checkpoint": (0, 0.05, 0.1),
+    "pause": (0, 0.01),
+    "delete": (0, 0.02),
 }
 TOOL_MOMENTS = {
-    "restore": (0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2),
-    "checkpoint": (0, 0.02, 0.04, 0.06, 0.1),
+    "restore": (0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16),
+    "checkpoint": (0, 0.03, 0.06),
 }
 ACTIVITY = {"run": "start", "checkpoint": "capture", "pause": "capture", "delete": "stop"}
 

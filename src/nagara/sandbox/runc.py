@@ -105,22 +105,14 @@ class Runc:
 
 
 def criu_complaint(log: Path) -> str | None:
-    """The telling errors in a log of CRIU; None when there are none.
+    """The telling errors in a log of CRIU; None when there are none, as when it was killed.
 
     Its first errors name the cause, later ones only the way out.
     """
-    errors = [match[1].strip() for line in _lines(log) if (match := _CRIU_ERROR.search(line))]
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return None
+    errors = [match[1].strip() for line in lines if (match := _CRIU_ERROR.search(line))]
     telling = [error for error in errors if not any(words in error for words in _ONLY_THE_WAY_OUT)]
     return "; ".join(telling[:2]) or None
-
-
-def criu_gave_up(log: Path) -> bool:
-    """Whether CRIU itself came to the end of its attempt; it did not if it was killed."""
-    return any(" FAILED." in line for line in _lines(log))
-
-
-def _lines(log: Path) -> list[str]:
-    try:
-        return log.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
