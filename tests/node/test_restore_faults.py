@@ -218,3 +218,14 @@ async def test_a_snapshot_is_good_again_after_one_failure_and_one_success(app, m
         assert (await app.start()).kind is StartKind.PLAIN
         monkeypatch.setattr(snapshots, "check_answer", kept)
         assert (await app.start()).kind is StartKind.RESTORED
+
+
+async def test_a_frozen_layer_that_lists_something_else_is_not_used(app):
+    """The tool's exit code says nothing about closed files: the listing does."""
+    await app.yard.node._snapshots._layers.unmount(app.folder.name)
+    metadata = app.folder / "snapshot.json"
+    record = json.loads(metadata.read_text())
+    metadata.write_text(json.dumps(record | {"layer_digest": "0" * 64}))
+    report = await app.start()
+    assert report.kind is StartKind.PLAIN
+    assert "the frozen layer is not what was frozen" in report.fallback

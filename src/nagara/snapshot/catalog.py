@@ -213,7 +213,10 @@ class Catalog:
 
     def count_bad(self, snapshot: Snapshot, reason: str) -> bool:
         """Notes a failure; True when the snapshot is now in quarantine."""
-        with (snapshot.folder / "bad").open("a") as file:
+        with (
+            contextlib.suppress(FileNotFoundError),  # the app has been forgotten meanwhile
+            (snapshot.folder / "bad").open("a") as file,
+        ):
             os.fchmod(file.fileno(), 0o600)
             file.write(reason.replace("\n", " ") + "\n")
         self._verified.pop(snapshot.folder, None)
