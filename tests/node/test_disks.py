@@ -1,6 +1,7 @@
 """State folders on file systems that are read-only or full."""
 
 import contextlib
+import os
 import subprocess
 
 import pytest
@@ -46,10 +47,13 @@ async def test_a_state_folder_that_cannot_be_written_is_said_with_what_to_do(mou
 
 
 def fill(path):
-    with contextlib.suppress(OSError), path.open("wb") as file:
-        while True:
-            file.write(b"x" * 65536)
-            file.flush()
+    """Twice: blocks of files that were deleted before come free with the next commit only."""
+    for _ in range(2):
+        with contextlib.suppress(OSError), path.open("ab") as file:
+            while True:
+                file.write(b"x" * 65536)
+                file.flush()
+        os.sync()
 
 
 async def test_a_full_disk_fails_starts_and_captures_while_replicas_go_on(mounted):
