@@ -170,7 +170,7 @@ class LocalNode:
         with waterfall.stage("files", "folder"):
             await in_thread(replica.folder.create, replica.record)
             reach("start.folder")
-            await in_thread(self._logs.prepare, replica.record)
+            await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
         found: Snapshot | NoSnapshot | None = None
         if self._snapshots and spec.snapshot:
             with waterfall.stage("files", "find snapshot"):
@@ -212,7 +212,7 @@ class LocalNode:
             reach("capture.staging")
             await in_thread(replica.folder.create, replica.record)
             reach("capture.folder")
-            await in_thread(self._logs.prepare, replica.record)
+            await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
             await self._run(replica, spec, Waterfall(time.monotonic, replica.name))
             running = _running(replica)
             answer = await snapshots.prepare(running, spec)
