@@ -27,6 +27,14 @@ def test_a_log_that_breaks_off_is_of_a_tool_that_was_killed(tmp_path):
     assert not criu_gave_up(tmp_path / "none.log")
 
 
+def test_a_log_that_ends_with_a_complaint_is_of_a_tool_that_gave_up(tmp_path):
+    log = tmp_path / "restore.log"
+    log.write_text("(00.05) Error (criu/image.c:563): Magic doesn't match for inventory.img\n")
+    assert criu_gave_up(log)
+    log.write_text(log.read_text() + "(00.06) Error (criu/cgroup.c:1): cgroupd: recv req error\n")
+    assert not criu_gave_up(log)
+
+
 def test_a_log_without_errors_or_that_is_missing_has_no_complaint(tmp_path):
     assert criu_complaint(tmp_path / "none.log") is None
     (tmp_path / "good.log").write_text("(00.1) Restore finished successfully.\n")
