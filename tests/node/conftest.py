@@ -133,11 +133,15 @@ class Yard:
             layers = str(self.state.resolve() / "node/layers")
             owned = [o for o in owned if o.kind != "layer folder" and not o.name.startswith(layers)]
         found = [f"{thing.kind} {thing.name}" for thing in owned]
-        groups = Path("/sys/fs/cgroup").glob(f"**/nagara/*{self.prefix}-*")
-        found += [f"control group {path}" for path in groups if path.is_dir()]
+        found += [f"control group {path}" for path in self._groups() if path.is_dir()]
         named = processes_naming(self.prefix)
         found += [f"process {pid}" for pid in (*named, *self._orphans())]
         return sorted(set(found))
+
+    def _groups(self) -> list[Path]:
+        """Control groups, in the unified hierarchy and in one per controller."""
+        mount, own = Path("/sys/fs/cgroup"), f"nagara/*{self.prefix}-*"
+        return [*mount.glob(own), *mount.glob(f"*/{own}")]
 
     def _orphans(self) -> list[int]:
         """What fell to the keeper and is no replica's first process: of a torn start."""
@@ -150,7 +154,7 @@ class Yard:
         for pid in processes_naming(f"{self.state}/node/keeper.sock", of_keeper=True):
             os.kill(pid, signal.SIGKILL)
         kill_tools_in(self.state)
-        for path in list(Path("/sys/fs/cgroup").glob(f"**/nagara/*{self.prefix}-*")):
+        for path in self._groups():
             thaw_cgroup(path.name)
             kill_cgroup(path.name)
             remove_cgroup(path.name)

@@ -18,6 +18,7 @@ from nagara.base.linux import die_with_parent
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
 from nagara.node.build import build_node
+from nagara.node.machine_faults import as_node_error
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +51,11 @@ def agent(
         die_with_parent(signal.SIGTERM)
     owner = _user_id(allow_user) if allow_user else None
     hint = "another agent serves this state folder: is `nagara up` running already?"
-    with only_holder(settings.state / "node", "agent.lock", hint):
-        asyncio.run(_serve(settings.state, path or agent_socket(settings.state), owner))
+    try:
+        with only_holder(settings.state / "node", "agent.lock", hint):
+            asyncio.run(_serve(settings.state, path or agent_socket(settings.state), owner))
+    except OSError as error:  # a state folder that cannot be written
+        raise as_node_error(error) from error
 
 
 async def _serve(state: Path, path: Path, owner: int | None) -> None:

@@ -33,7 +33,7 @@ from nagara.sandbox.keeper_client import (
 )
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.sandbox.netns import NetworkNamespace
-from nagara.sandbox.runc import Runc, RuncError, criu_complaint
+from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
 from nagara.snapshot.capture import CRIU_CONFIG
 from nagara.snapshot.catalog import Snapshot
 from nagara.snapshot.errors import BadSnapshotError, RestoreError, SnapshotError
@@ -285,8 +285,9 @@ def _restore_failure(
 ) -> SnapshotError:
     """Whose fault a failed restore is. The checkpoint tool's own complaint counts against the
     snapshot, unless the tool was killed or complains of what the machine lacks at the moment."""
-    complaint = criu_complaint(folder.criu / "restore.log")
-    was_killed = (error.exit_code_of_launcher or 0) < 0
+    log = folder.criu / "restore.log"
+    complaint = criu_complaint(log)
+    was_killed = (error.exit_code_of_launcher or 0) < 0 or not criu_gave_up(log)
     if was_killed or complaint is None or any(lack in complaint for lack in _PASSING_LACKS):
         return RestoreError(complaint or error.what, where=snapshot.name)
     return BadSnapshotError(complaint, where=snapshot.name)
