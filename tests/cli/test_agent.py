@@ -51,7 +51,7 @@ async def test_an_agent_that_is_killed_is_followed_by_one_that_takes_its_replica
         start_timeout_s=60.0,
     )
     name = f"cli-{os.getpid()}"
-    first = agent(tmp_path)
+    first = second = agent(tmp_path)
     try:
         await until_it_answers(node)
         await node.start(StartOrder(name, Lease("s", 1), spec))
