@@ -5,7 +5,7 @@ on a newer kernel. So a container like a replica's, with one small server in it,
 secret, saved, ended, restored from its memory alone, and asked for the secret.
 
 Everything is made in a mount namespace of a thread's own and below one scratch folder; the
-server ends by itself when nobody speaks to it for a minute. Killed at any moment, this leaves an
+server ends by itself when nobody speaks to it for two minutes. Killed at any moment, this leaves an
 empty control group and the scratch folder. Blocking, for about a second. Needs root.
 """
 
@@ -33,17 +33,17 @@ from nagara.snapshot.capture import CRIU_CONFIG
 
 CONTROL_GROUP = "self-test-"  # then the pid of the process that tests, and a random word
 _PORT = 8000
-_STEP_S = 30.0
-_ANSWER_S = 10.0
+_STEP_S = 60.0
+_ANSWER_S = 20.0
 _SERVER = f"""
 import socket
 server = socket.create_server(("127.0.0.1", {_PORT}))
-server.settimeout(60)
+server.settimeout(120)
 kept = b""
 while True:
     connection, _ = server.accept()
     with connection:
-        connection.settimeout(5)
+        connection.settimeout(20)
         said = connection.recv(64)
         if said != b"?":
             kept = said
