@@ -82,6 +82,13 @@ CAPABILITIES = (
         needs=("root", "runc", "overlay", "network_namespaces", "cgroups", "seccomp", "criu"),
     ),
     Capability(
+        "other_users",
+        "saving servers whose processes run as another user than root",
+        "such servers get no snapshots (nginx as www-data, PostgreSQL)",
+        "in a container: --cap-add SYS_RESOURCE",
+        needs=("root",),
+    ),
+    Capability(
         "run_in_memory",
         "CRIU keeps what it found out about the kernel in /run",
         "it finds it out again at each save and restore",

@@ -107,6 +107,7 @@ def _probes(scratch: Path, tools: Tools) -> dict[str, Probe]:
         "mkfs_erofs": image.find_mkfs_erofs,
         "erofs_files": lambda: image.try_erofs(scratch),
         "checkpoint": lambda: _checkpoint(scratch, tools),
+        "other_users": sandbox.check_other_users,
         "run_in_memory": sandbox.check_run_folder,
         "data_layers": lambda: image.try_data_layers(scratch),
         "fuse": lambda: image.try_fuse(scratch),

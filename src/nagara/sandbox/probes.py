@@ -15,8 +15,8 @@ from pathlib import Path
 from nagara.base.errors import NagaraError
 from nagara.sandbox.cgroups import PARENT, hierarchies
 from nagara.sandbox.netns import NetworkNamespace
+from nagara.sandbox.rights import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, has_capability
 
-_CAP_SYS_ADMIN = 21
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _IO_URING_SETUP = 425  # the same on every architecture
 _REFUSAL = errno.EXDEV  # an error that io_uring_setup(2) itself never gives
@@ -32,10 +32,16 @@ def check_root() -> str:
     """User 0 with the capability that mounts and namespaces need."""
     if os.geteuid() != 0:
         raise ProbeError(f"this process runs as user {os.geteuid()}")
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:") and not int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1:
-            raise ProbeError("user 0, but without CAP_SYS_ADMIN (a container?)")
+    if not has_capability(CAP_SYS_ADMIN):
+        raise ProbeError("user 0, but without CAP_SYS_ADMIN (a container?)")
     return "user 0 with CAP_SYS_ADMIN"
+
+
+def check_other_users() -> str:
+    """The capability by which CRIU reads and sets the limits of another user's processes."""
+    if not has_capability(CAP_SYS_RESOURCE):
+        raise ProbeError("this process lacks CAP_SYS_RESOURCE")
+    return "CAP_SYS_RESOURCE"
 
 
 def try_network_namespace() -> str:
