@@ -80,6 +80,15 @@ def test_a_needed_folder_below_a_hidden_one_is_bound(tmp_path):
         assert bound == (needed.resolve(),)
 
 
+def test_a_folder_that_the_state_lies_in_is_never_shown_only_parts_of_it(tmp_path):
+    state, tree = tmp_path / "tree/state", tmp_path / "tree"
+    state.mkdir(parents=True)
+    (tree / "programs").mkdir()
+    bound = image(state, tree, tree / "programs", state).bound_folders()
+    if tmp_path.is_relative_to("/tmp"):
+        assert bound == ((tree / "programs").resolve(),)
+
+
 def test_a_needed_folder_that_is_visible_anyway_is_not_bound(tmp_path):
     assert image(tmp_path, Path("/usr")).bound_folders() == ()
 

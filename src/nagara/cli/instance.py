@@ -132,6 +132,7 @@ def own_instance(state: Path, purpose: str) -> Iterator[Instance]:
         log = own / "up.log"
         command = [
             sys.executable,
+            "-P",  # else the current folder counts as a part of nagara's environment
             "-m",
             "nagara.cli.main",
             "--state",

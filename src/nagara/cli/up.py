@@ -151,7 +151,7 @@ async def _agent(state: Path, given: Path | None, user: str | None) -> AsyncIter
         yield given
         return
     path = agent_socket(state)
-    command = [sys.executable, "-m", "nagara.cli.main", "--state", str(state), "agent"]
+    command = [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent"]
     command += ["--end-with-parent", *(["--allow-user", user] if user else [])]
     first = await _start_agent(command)
     keeping = asyncio.create_task(_keep_alive(command, first), name="keep the agent alive")
