@@ -19,6 +19,10 @@ BENCHMARKS: dict[str, _Entry] = {
         "nagara.cli.bench_coldstart:coldstart",
         "From a request to the first token, started plainly and restored.",
     ),
+    "rounds": _Entry(
+        "nagara.cli.bench_rounds:rounds",
+        "Folded to zero and called by several at once, many times; what is left afterwards.",
+    ),
 }
 
 

@@ -37,6 +37,7 @@ COMMANDS: dict[str, _Entry] = {
     "models": _Entry("nagara.cli.models:models", "Add, list and remove model folders."),
     "engine": _Entry("nagara.cli.engine:engine", "Serve one model with nagara's own engine."),
     "bench": _Entry("nagara.cli.bench:bench", "Measure; every figure of the README comes from it."),
+    "doctor": _Entry("nagara.cli.doctor:doctor", "Try out what this machine can do; list leaks."),
     "setup": _Entry("nagara.cli.setup:setup", "Get the tools that containers and snapshots need."),
     "version": _Entry("nagara.cli.version:version", "Print the version."),
 }

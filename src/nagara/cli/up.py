@@ -1,4 +1,4 @@
-"""`nagara up`: everything on one machine. The only place where control meets a node.
+"""`nagara up`: everything on one machine. The only place where control meets a running node.
 
 The node agent is a process of its own with the rights it needs; control, in this process, needs
 none and gives them up (`--user`, or the user who called sudo). An agent that dies is
