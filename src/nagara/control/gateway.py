@@ -9,7 +9,10 @@ dispatcher's.
 import asyncio
 import json
 import logging
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +40,7 @@ MAX_ROUTED_BODY_BYTES = 64 * 2**20
 _HELD_BODY_BYTES = 128 * 1024  # what a held request's unread body may occupy in buffers
 _PIECE_BYTES = 256 * 1024
 _TRIES = 3
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # asking twice changes nothing
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +65,11 @@ class _Call:
     arrived_s: float
     body: bytes | None = None  # read and perhaps rewritten; None streams the client's
     is_key_ours: bool = True
+    was_repeated: bool = False
+
+
+class _UnansweredError(Exception):
+    """The connection closed before any answer to a request that may be sent again."""
 
 
 class Gateway:
@@ -176,6 +185,9 @@ class Gateway:
                     response = await self._send(call, grant)
                     grant.endpoint.has_answered |= response.status < 500
                     return response
+                except _UnansweredError as error:
+                    _log.info("%s: asking again: %s", grant.endpoint.replica, error)
+                    call.was_repeated = True
                 except DialError as error:
                     _log.warning("%s: %s", grant.endpoint.replica, error)
                     self._broken(call.target.app, grant.endpoint.replica, error.what)
@@ -253,6 +265,10 @@ class Gateway:
             return _fail(request, response, failure, own, error)
         except (aiohttp.ClientError, ConnectionError) as error:
             what = f"the replica broke off: {error or type(error).__name__}"
+            is_unanswered = isinstance(error, aiohttp.ClientConnectionError | ConnectionError)
+            is_repeatable = request.method in _SAFE and data is None and not call.was_repeated
+            if response is None and is_unanswered and is_repeatable:
+                raise _UnansweredError(what) from error  # most likely it closed an idle connection
             failure = Refusal(502, what, code="replica_failed")
             return _fail(request, response, failure, own, error)
 
@@ -269,8 +285,15 @@ def _fail(
     if response is None or not response.prepared:
         return failure.response(dict(own))
     _log.warning("answer of %s cut off: %s", own[hop.REPLICA], error or failure.message)
-    if request.transport is not None:
-        request.transport.abort()
+    transport = request.transport
+    if transport is not None:
+        if request.version < aiohttp.HttpVersion11:
+            # The end of the connection is the end of the answer: only a reset says "not whole".
+            with suppress(OSError):  # closed already
+                transport.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
+        transport.abort()
     return response
 
 
@@ -306,8 +329,11 @@ async def _read_json(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
     """The whole body and what it says.
 
     Raises:
-        Refusal: too large, or not a JSON object.
+        Refusal: too large, compressed, or not a JSON object.
     """
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise Refusal(415, "the body must not be compressed where its model decides; "
+                      "send compressed ones to /APP/v1/...", code="compressed")  # fmt: skip
     if request.headers.get("Expect", "").lower() == "100-continue":
         await _send_continue(request)
     body = bytearray()

@@ -3,6 +3,8 @@
 TENANT/APP/REPLICA.log   written by the keeper
 """
 
+import contextlib
+import os
 import shutil
 from pathlib import Path
 
@@ -27,7 +29,7 @@ class ReplicaLogs:
         """Makes the folder of `path_for`; the oldest logs of the app make room."""
         folder = self._root / record.tenant / record.app
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
+        logs = sorted(folder.glob("*.log"), key=_modified_s)
         for old in logs[: max(0, len(logs) - _KEPT_PER_APP + 1)]:
             old.unlink(missing_ok=True)
             old.with_name(old.name + ".1").unlink(missing_ok=True)
@@ -35,8 +37,8 @@ class ReplicaLogs:
     def tail(self, replica: str, tail_bytes: int) -> bytes:
         """The last bytes of a replica's output. Raises `ReplicaGoneError`."""
         for path in self._root.glob(f"*/*/{replica}.log"):
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - tail_bytes))
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # being rotated
+                file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
                 return file.read()
         raise ReplicaGoneError("no log of such a replica is kept", where=replica)
 
@@ -51,3 +53,11 @@ class ReplicaLogs:
     def forget_app(self, tenant: str, app: str) -> None:
         """Removes the logs of an app."""
         shutil.rmtree(self._root / tenant / app, ignore_errors=True)
+
+
+def _modified_s(log: Path) -> float:
+    """When it was last written to; the keeper may be rotating it, or a start removing it."""
+    try:
+        return log.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
