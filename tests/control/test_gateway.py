@@ -329,22 +329,6 @@ async def test_half_an_answer_to_http_1_0_ends_with_a_reset(stand: Any, text: An
         await _raw(stand, f"GET /smol/cut HTTP/1.0\r\n{head}")
 
 
-async def test_a_safe_request_into_a_closing_connection_is_asked_again_once(
-    stand: Any, text: Any
-) -> None:
-    await stand.up(text())
-    assert (await stand.get("/smol/health"))[0] == 200
-    replica = stand.replica()
-    replica.deaf = 1
-    assert (await stand.get("/smol/health"))[0] == 200
-    replica.deaf = 2
-    assert (await stand.get("/smol/health"))[0] == 502
-    replica.deaf = 1
-    async with stand.client.post("/smol/upload", data=b"x") as answer:
-        assert answer.status == 502  # it may have been carried out
-    assert len(stand.node.started) == 1
-
-
 async def _raw(stand: Any, request: str) -> bytes:
     """What comes back for bytes sent as they are, until the connection ends."""
     host, _, port = stand.url.removeprefix("http://").rpartition(":")

@@ -40,7 +40,6 @@ MAX_ROUTED_BODY_BYTES = 64 * 2**20
 _HELD_BODY_BYTES = 128 * 1024  # what a held request's unread body may occupy in buffers
 _PIECE_BYTES = 256 * 1024
 _TRIES = 3
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # asking twice changes nothing
 
 _log = logging.getLogger(__name__)
 
@@ -65,11 +64,6 @@ class _Call:
     arrived_s: float
     body: bytes | None = None  # read and perhaps rewritten; None streams the client's
     is_key_ours: bool = True
-    was_repeated: bool = False
-
-
-class _UnansweredError(Exception):
-    """The connection closed before any answer to a request that may be sent again."""
 
 
 class Gateway:
@@ -185,9 +179,6 @@ class Gateway:
                     response = await self._send(call, grant)
                     grant.endpoint.has_answered |= response.status < 500
                     return response
-                except _UnansweredError as error:
-                    _log.info("%s: asking again: %s", grant.endpoint.replica, error)
-                    call.was_repeated = True
                 except DialError as error:
                     _log.warning("%s: %s", grant.endpoint.replica, error)
                     self._broken(call.target.app, grant.endpoint.replica, error.what)
@@ -265,10 +256,6 @@ class Gateway:
             return _fail(request, response, failure, own, error)
         except (aiohttp.ClientError, ConnectionError) as error:
             what = f"the replica broke off: {error or type(error).__name__}"
-            is_unanswered = isinstance(error, aiohttp.ClientConnectionError | ConnectionError)
-            is_repeatable = request.method in _SAFE and data is None and not call.was_repeated
-            if response is None and is_unanswered and is_repeatable:
-                raise _UnansweredError(what) from error  # most likely it closed an idle connection
             failure = Refusal(502, what, code="replica_failed")
             return _fail(request, response, failure, own, error)
 
@@ -333,7 +320,7 @@ async def _read_json(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
     """
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise Refusal(415, "the body must not be compressed where its model decides; "
-                      "send compressed ones to /APP/v1/...", code="compressed")  # fmt: skip
+                      "send compressed ones to /APP/v1/...", code="bad_request")  # fmt: skip
     if request.headers.get("Expect", "").lower() == "100-continue":
         await _send_continue(request)
     body = bytearray()

@@ -36,7 +36,6 @@ class FakeReplica:
         self.running = 0
         self.most_running = 0
         self.connections = 0
-        self.deaf = 0  # so many next requests find their connection closed
         self._exited = exited
         self._may_go = asyncio.Event()
         self._events = asyncio.Semaphore(0)
@@ -96,11 +95,6 @@ class FakeReplica:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        if self.deaf:
-            self.deaf -= 1
-            assert request.transport is not None
-            request.transport.abort()
-            return web.Response()
         self.requests.append(f"{request.method} {request.raw_path}")
         self.running += 1
         self.most_running = max(self.most_running, self.running)
