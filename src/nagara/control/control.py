@@ -215,6 +215,7 @@ def _server(gateway: Gateway, api: Api) -> web.ServerRunner:
         handle,
         handler_cancellation=True,
         access_log=None,
+        auto_decompress=False,  # bodies pass as they are: what they are coded with is announced
         max_line_size=65536,
         max_field_size=65536,
         lingering_time=1.0,
