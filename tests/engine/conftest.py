@@ -12,8 +12,10 @@ import tokenizers
 import torch
 import transformers
 
-from nagara.engine.engine import Engine, EngineSettings, TokenEvent
+from nagara.engine.engine import Engine
+from nagara.engine.events import TokenEvent
 from nagara.engine.request import FinishReason, SamplingParams
+from nagara.engine.settings import EngineSettings
 
 VOCAB = 400
 CORPUS = [
@@ -178,13 +180,48 @@ def reference() -> Callable[..., list[int]]:
     return _reference
 
 
+DEPTHS = (0, 1)
+_outcomes: dict[str, set[int]] = {}
+
+
+@pytest.fixture(params=DEPTHS, ids=["depth0", "depth1"])
+def depth(request: pytest.FixtureRequest) -> int:
+    """Every behavioural test runs without and with a step in flight; depth 0 is the oracle."""
+    name = request.node.nodeid.replace("depth1", "depth0")
+    _outcomes.setdefault(name, set()).add(request.param)
+    return request.param
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    both = sum(len(ran) == len(DEPTHS) for ran in _outcomes.values())
+    if _outcomes:
+        terminalreporter.write_line(f"engine: {both} cases ran at depth 0 and at depth 1")
+
+
 @pytest.fixture
-def start_engine() -> Iterator[Callable[..., Engine]]:
-    """Starts engines in float32 and ends them after the test."""
+def kernel() -> str:
+    """Overridden by tests that compare kernels."""
+    return "auto"
+
+
+@pytest.fixture
+def start_engine(depth: int, kernel: str) -> Iterator[Callable[..., Engine]]:
+    """Starts engines in float32 that check themselves, and ends them after the test."""
     started: list[Engine] = []
 
     def start(folder: Path, **settings: object) -> Engine:
-        engine = Engine(folder, EngineSettings(**{"dtype": "float32", **settings}))
+        engine = Engine(
+            folder,
+            EngineSettings(
+                **{
+                    "dtype": "float32",
+                    "is_checking": True,
+                    "kernel": kernel,
+                    "depth": depth,
+                    **settings,
+                }
+            ),
+        )
         engine.start()
         started.append(engine)
         return engine

@@ -19,6 +19,7 @@ def greedy(new, **more):
     return SamplingParams(max_tokens=new, temperature=0, ignore_eos=True, **more)
 
 
+@pytest.mark.parametrize("kernel", ["c", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_those_of_transformers(
     family, make_model, start_engine, ask, reference

@@ -17,8 +17,8 @@ import openai
 import pytest
 from aiohttp import ClientSession, test_utils
 
-from nagara.engine.engine import EngineSettings
 from nagara.engine.server import ModelServer, ServeSettings
+from nagara.engine.settings import EngineSettings
 
 
 @asynccontextmanager

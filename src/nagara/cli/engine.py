@@ -47,10 +47,10 @@ def serve(
 ) -> None:
     """Serve the model folder MODEL with OpenAI's API."""
     # torch loads in seconds: only this command pays for it
-    from nagara.engine.engine import EngineSettings
     from nagara.engine.errors import EngineError
     from nagara.engine.server import ServeSettings
     from nagara.engine.server import serve as run
+    from nagara.engine.settings import EngineSettings
 
     try:
         run(

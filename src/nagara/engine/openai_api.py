@@ -11,7 +11,7 @@ from typing import Any
 
 from nagara.engine.errors import RequestError
 from nagara.engine.fields import Fields, is_ids
-from nagara.engine.request import MAX_CHOICES, FinishReason, Output, SamplingParams, TokenLogprob
+from nagara.engine.request import MAX_CHOICES, FinishReason, SamplingParams, TokenLogprob
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own default for completions
 MAX_PROMPTS = 128
@@ -248,19 +248,6 @@ def chat_logprobs(items: Sequence[TokenLogprob], token_text: TokenText) -> dict[
         ],
         "refusal": None,
     }
-
-
-def merge(pieces: Sequence[Output]) -> Output:
-    """One whole answer out of its pieces."""
-    last = pieces[-1]
-    return Output(
-        text="".join(piece.text for piece in pieces),
-        token_ids=tuple(t for piece in pieces for t in piece.token_ids),
-        logprobs=tuple(p for piece in pieces for p in piece.logprobs),
-        finish_reason=last.finish_reason,
-        prompt_tokens=last.prompt_tokens,
-        completion_tokens=last.completion_tokens,
-    )
 
 
 def error_body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:

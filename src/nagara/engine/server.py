@@ -21,12 +21,13 @@ from typing import Any
 from aiohttp import web
 
 from nagara.engine import openai_api as api
-from nagara.engine.answer import AnswerBuilder
-from nagara.engine.engine import Engine, EngineSettings, TokenEvent
+from nagara.engine.answer import merge
+from nagara.engine.engine import Engine
 from nagara.engine.errors import EngineError, RequestError, UnknownModelError
 from nagara.engine.fields import parse_body
 from nagara.engine.openai_shapes import ChatShape, CompletionShape, Shape
 from nagara.engine.request import Output, SamplingParams
+from nagara.engine.settings import EngineSettings
 from nagara.engine.tokenizer import Tokenizer
 
 log = logging.getLogger("nagara.engine")
@@ -59,7 +60,6 @@ class ModelServer:
         self._settings = settings
         self._name = settings.served_name
         self._engine: Engine | None = None
-        self._tokenizer: Tokenizer | None = None
         self._is_ready = False
         self._created = int(time.time())
 
@@ -81,14 +81,15 @@ class ModelServer:
             EngineError: the model cannot be served.
         """
         started = time.monotonic()
-        engine, self._tokenizer = await asyncio.to_thread(self._build)
+        folder, engine_settings = self._settings.folder, self._settings.engine
+        engine = await asyncio.to_thread(Engine, folder, engine_settings)
         self._engine = engine
         engine.start()
         log.info("warming up%s", ": compiling" if self._settings.engine.is_compiled else "")
         # Many rows, then one row, then a longer context: each shape of work once.
         params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
         prompt = [0] * min(8, engine.context - params.max_tokens)
-        async for _ in self._pieces(prompt, params):
+        async for _ in self._running.stream(prompt, params):
             pass
         self._is_ready = True
         log.info("ready after %.2f s: %s", time.monotonic() - started, self._name)
@@ -97,10 +98,6 @@ class ModelServer:
         """End the engine; False if its thread is still inside a step."""
         self._is_ready = False
         return self._engine is None or self._engine.close(timeout_s=0.2)
-
-    def _build(self) -> tuple[Engine, Tokenizer]:
-        engine = Engine(self._settings.folder, self._settings.engine)
-        return engine, Tokenizer(self._settings.folder)
 
     # Paths
 
@@ -160,8 +157,7 @@ class ModelServer:
 
     @property
     def _tokens(self) -> Tokenizer:
-        assert self._tokenizer is not None
-        return self._tokenizer
+        return self._running.tokenizer
 
     # Answers
 
@@ -212,7 +208,7 @@ class ModelServer:
         await response.write_eof()
 
     async def _whole(self, prompt: list[int], params: SamplingParams) -> Output:
-        return api.merge([piece async for piece in self._pieces(prompt, params)])
+        return merge([piece async for piece in self._running.stream(prompt, params)])
 
     async def _merged(
         self, jobs: Sequence[tuple[list[int], SamplingParams]]
@@ -221,7 +217,7 @@ class ModelServer:
         pieces: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
 
         async def follow(index: int, prompt: list[int], params: SamplingParams) -> None:
-            async for piece in self._pieces(prompt, params):
+            async for piece in self._running.stream(prompt, params):
                 pieces.put_nowait((index, piece))
 
         async with asyncio.TaskGroup() as group:
@@ -235,29 +231,6 @@ class ModelServer:
             finally:
                 for task in tasks:
                     task.cancel()
-
-    async def _pieces(self, prompt: list[int], params: SamplingParams) -> AsyncIterator[Output]:
-        """One request's answer; leaving early cancels it."""
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[TokenEvent] = asyncio.Queue()
-
-        def receive(event: TokenEvent) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended before the engine
-                loop.call_soon_threadsafe(events.put_nowait, event)
-
-        engine = self._running
-        builder = AnswerBuilder(self._tokens, params, len(prompt))
-        key = engine.submit(prompt, params, receive)
-        try:
-            while builder.finish_reason is None:
-                event = await events.get()
-                if event.error is not None:
-                    raise event.error
-                piece = builder.push(event.token_id, event.logprob, event.finish_reason)
-                if piece.text or piece.token_ids or piece.finish_reason is not None:
-                    yield piece
-        finally:
-            engine.cancel(key)
 
 
 def _choice_params(params: SamplingParams, choice: int) -> SamplingParams:

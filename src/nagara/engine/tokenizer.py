@@ -62,6 +62,11 @@ class Tokenizer:
         """One token alone, special ones spelled out; bytes of a part character show as U+FFFD."""
         return self.decode([token_id], skip_special=False)
 
+    def json_text(self) -> str:
+        """The tokenizer as the JSON it was made of."""
+        text: str = self._tokenizer.to_str()
+        return text
+
     @property
     def eos_id(self) -> int | None:
         token = self._special.get("eos_token")
