@@ -69,7 +69,7 @@ def test_filters_leave_only_the_likely_tokens(params, allowed):
 def test_a_filter_that_reaches_beyond_the_first_candidates_is_exact():
     logits = torch.linspace(1, 0, 3000)
     allowed = int((torch.softmax(logits, 0).cumsum(0) < 0.9).sum()) + 1
-    counts = drawn(SamplingParams(top_p=0.9), 4000, logits)
+    counts = drawn(SamplingParams(top_p=0.9), 800, logits)
     assert max(counts) < allowed
     assert max(counts) > 1500
 

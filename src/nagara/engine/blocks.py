@@ -93,7 +93,7 @@ class BlockPool:
                 if block in self._name_of:
                     self._idle[block] = None
                 else:
-                    self._free.append(block)
+                    self._free.appendleft(block)  # touched memory is used again first
 
     def forget(self) -> None:
         """Drop every idle prefix: the contents are gone."""

@@ -10,6 +10,7 @@ Everything here runs on the step thread.
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nagara.engine.request import TokenLogprob
 from nagara.engine.runner import Launched, Runner
@@ -27,8 +28,7 @@ class LoopTimes:
     wait_s: float = 0.0  # waiting for the device
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """A token that has become known, with what it means."""
 
     outcome: Outcome

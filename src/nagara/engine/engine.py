@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,13 @@ from pathlib import Path
 from nagara.engine.answer import AnswerBuilder, merge
 from nagara.engine.blocks import BlockPool
 from nagara.engine.core import Committed, Core
-from nagara.engine.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
+from nagara.engine.errors import (
+    ContextLengthError,
+    EngineError,
+    OverloadedError,
+    RequestError,
+    UnsupportedError,
+)
 from nagara.engine.events import Receiver, TokenEvent
 from nagara.engine.grammar import GrammarMaker
 from nagara.engine.inputs import Capacity
@@ -135,6 +141,8 @@ class Engine:
         ends = set(params.stop_token_ids)
         if not params.ignore_eos:
             ends.update(self.config.eos_ids)
+        if len(self._by_key) >= self.settings.max_concurrency + self.settings.max_waiting:
+            raise OverloadedError("too many requests wait already")
         with self._wake_up:
             if self._failure is not None:
                 raise self._failure
@@ -187,7 +195,7 @@ class Engine:
             )
         self._scheduler.check_fits(len(prompt) + params.max_tokens)
 
-    async def stream(self, prompt: Prompt, params: SamplingParams) -> AsyncIterator[Output]:
+    async def stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Output, None]:
         """One request's answer in pieces; leaving early cancels it. Called in an asyncio loop.
 
         Raises:
@@ -271,6 +279,10 @@ class Engine:
             preemptions=scheduler.preemptions,
             is_asleep=self._is_asleep,
         )
+
+    @property
+    def is_asleep(self) -> bool:
+        return self._is_asleep
 
     def sleep(self) -> None:
         """Let running requests end as cancelled, then drop the KV cache. Weights stay mapped."""

@@ -11,6 +11,7 @@ from nagara.engine.config import ModelConfig, RopeConfig
 from nagara.engine.flat_weights import FlatWeights, Layer
 from nagara.engine.inputs import StepInputs
 from nagara.engine.paged import PagedRows
+from nagara.engine.zeroed import lazy_zeros
 
 
 class FlatModel:
@@ -46,7 +47,7 @@ class FlatModel:
         c = self.config
         # [layer, keys or values, token, kv head, dim]: a block is `block_size` tokens in a row
         shape = (c.layers, 2, blocks * block_size, c.kv_heads, c.head_dim)
-        self._cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self._cache = lazy_zeros(shape, self._dtype, self._device)
         self._block_size = block_size
 
     def drop_cache(self) -> None:

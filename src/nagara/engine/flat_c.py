@@ -17,6 +17,7 @@ from nagara.engine.flat import rope_frequencies
 from nagara.engine.flat_weights import FlatWeights, Layer, Projection
 from nagara.engine.inputs import StepInputs
 from nagara.engine.kernels.build import load_kernel
+from nagara.engine.zeroed import lazy_zeros
 
 BLOCK_SIZE = 16  # the kernel's own
 
@@ -132,8 +133,8 @@ class CFlatModel:
         if block_size != BLOCK_SIZE:
             raise UnsupportedError(f"the block size must be {BLOCK_SIZE}", where="block_size")
         shape = (c.layers, blocks, c.kv_heads, c.head_dim * BLOCK_SIZE)
-        self._keys = torch.zeros(shape, dtype=self._dtype)
-        self._values = torch.zeros(shape, dtype=self._dtype)
+        self._keys = lazy_zeros(shape, self._dtype, torch.device("cpu"))
+        self._values = lazy_zeros(shape, self._dtype, torch.device("cpu"))
         self._shape = _Shape(
             layers=c.layers,
             hidden=c.hidden,

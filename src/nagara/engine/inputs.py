@@ -5,15 +5,16 @@ event that says its last step's results are out, so nothing is rewritten under i
 and read by the step thread; copied by the transfer streams.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from nagara.engine.request import MAX_TOP_LOGPROBS
 from nagara.engine.sampling import uniform
-from nagara.engine.sequence import StepPlan
+from nagara.engine.sequence import Sequence, StepPlan
 from nagara.engine.streams import Device, Event
 
 POISON = -(1 << 40)  # what unread result places hold while the engine checks itself
@@ -28,12 +29,11 @@ class Capacity:
     blocks_per_run: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunShape:
-    """A run as the model sees it: rows `[first, first + count)`, positions from `start`."""
+class RunShape(NamedTuple):
+    """A run as the model sees it: rows `[first, first + rows)`, positions from `start`."""
 
     first: int
-    count: int
+    rows: int
     start: int
 
 
@@ -80,43 +80,51 @@ class BufferSet:
         """Write a plan's rows. The set must not be in use."""
         if self.in_use is not None:
             self.in_use.wait()
-        ids, carry, positions, row_run = self._rows_np
-        shapes = []
-        row = sample = width = 0
-        slots = []
+        ids: list[int] = []
+        carry: list[int] = []
+        positions: list[int] = []
+        row_run: list[int] = []
+        shapes: list[RunShape] = []
+        slots: list[int] = []
+        sample_rows: list[int] = []
+        sample_slots: list[int] = []
+        width = 0
+        # Lists first: one conversion for each is cheaper than one array write for each row
         for index, run in enumerate(plan.runs):
-            sequence, end = run.sequence, row + run.count
-            known = run.count - run.carries
-            ids[row : row + known] = sequence.tokens[run.start : run.start + known]
-            carry[row:end] = -1
+            sequence, start, count, slot = run.sequence, run.start, run.rows, run.slot
+            shapes.append(RunShape(len(ids), count, start))
+            slots.append(slot)
             if run.carries:
-                ids[end - 1] = 0
-                carry[end - 1] = run.slot
-            if run.count == 1:
-                positions[row] = run.start
+                ids += sequence.tokens[start : start + count - 1]
+                ids.append(0)
+                carry += [-1] * (count - 1)
+                carry.append(slot)
             else:
-                positions[row:end] = np.arange(run.start, run.start + run.count)
-            row_run[row:end] = index
-            shapes.append(RunShape(row, run.count, run.start))
-            slots.append(run.slot)
-            tables.follow(run.slot, sequence.blocks, is_new=run.is_first)
+                ids += sequence.tokens[start : start + count]
+                carry += [-1] * count
+            positions += range(start, start + count)
+            row_run += [index] * count
+            tables.follow(slot, sequence.blocks, is_new=run.is_first)
             width = max(width, len(sequence.blocks))
             if run.samples:
-                params = sequence.params
-                self._samples_np[:, sample] = (end - 1, run.slot)
-                if not params.is_greedy:
-                    draw = uniform(sequence.seed, run.start + run.count)
-                    self._numbers_np[:, sample] = (
-                        params.temperature,
-                        params.top_p,
-                        params.min_p,
-                        draw,
-                    )
-                sample += 1
-            row = end
+                if not sequence.params.is_greedy:
+                    self._set_numbers(len(sample_rows), sequence, start + count)
+                sample_rows.append(len(ids) - 1)
+                sample_slots.append(slot)
+        rows, samples = len(ids), len(sample_rows)
+        for place, values in enumerate((ids, carry, positions, row_run)):
+            self._rows_np[place, :rows] = values
+        self._samples_np[0, :samples] = sample_rows
+        self._samples_np[1, :samples] = sample_slots
         self._table_np[: len(slots), :width] = tables.rows(slots, width)
         self.shapes = tuple(shapes)
-        self.row_count, self.width, self.sample_count = row, width, sample
+        self.row_count, self.width, self.sample_count = rows, width, samples
+
+    def _set_numbers(self, sample: int, sequence: Sequence, position: int) -> None:
+        params = sequence.params
+        draw = uniform(sequence.seed, position)
+        values = (params.temperature, params.top_p, params.min_p, draw)
+        self._numbers_np[:, sample] = values
 
     def copy_in(self) -> None:
         """Host to device; a copy on CPU too: device work never reads what the host writes."""
@@ -161,13 +169,11 @@ class BlockTables:
         self._table = np.zeros((slots, blocks_per_run), dtype=np.int32)
         self._filled = [0] * slots
 
-    def follow(self, slot: int, blocks: Sequence[int], *, is_new: bool) -> None:
+    def follow(self, slot: int, blocks: Items[int], *, is_new: bool) -> None:
         done = 0 if is_new else self._filled[slot]
-        if done < len(blocks):
+        if done != len(blocks):
             self._table[slot, done : len(blocks)] = blocks[done:]
             self._filled[slot] = len(blocks)
-        elif is_new:
-            self._filled[slot] = len(blocks)
 
-    def rows(self, slots: Sequence[int], width: int) -> np.ndarray:
+    def rows(self, slots: Items[int], width: int) -> np.ndarray:
         return self._table[slots, :width]

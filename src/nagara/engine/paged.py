@@ -38,7 +38,7 @@ class PagedRows:
         write_at = blocks * block_size + inputs.positions % block_size
         offsets = torch.arange(block_size, device=device)
         places = (table[:, :, None] * block_size + offsets).flatten(1)  # [runs, context]
-        decodes = [i for i, run in enumerate(inputs.runs) if run.count == 1]
+        decodes = [i for i, run in enumerate(inputs.runs) if run.rows == 1]
         decode_rows = decode_tokens = decode_hidden = None
         if decodes:
             longest = max(inputs.runs[i].start + 1 for i in decodes)
@@ -49,11 +49,11 @@ class PagedRows:
             decode_hidden = _hidden(positions, longest, window)
         prefills = []
         for i, run in enumerate(inputs.runs):
-            if run.count > 1:
-                end = run.start + run.count
-                positions = inputs.positions[run.first : run.first + run.count]
+            if run.rows > 1:
+                end = run.start + run.rows
+                positions = inputs.positions[run.first : run.first + run.rows]
                 prefills.append(
-                    _Prefill(run.first, run.count, places[i, :end], _hidden(positions, end, window))
+                    _Prefill(run.first, run.rows, places[i, :end], _hidden(positions, end, window))
                 )
         return cls(write_at, decode_rows, decode_tokens, decode_hidden, tuple(prefills))
 

@@ -59,6 +59,9 @@ class SamplingParams:
     logprobs: int | None = None  # number of alternatives beside the chosen token; None: none at all
     guide: Guide | None = None  # the answer's text must match it entirely
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    # Derived once, because each step asks for them
+    is_greedy: bool = field(init=False, default=False)
+    is_simple: bool = field(init=False, default=False)  # nothing is done to the logits
 
     def __post_init__(self) -> None:
         _check(self.max_tokens >= 1, "max_tokens", "must be at least 1")
@@ -77,6 +80,9 @@ class SamplingParams:
             _check(0 <= self.logprobs <= MAX_TOP_LOGPROBS, "logprobs", limit)
         if self.seed is not None:
             _check(-(2**63) <= self.seed < 2**63, "seed", "must be a 64 bit integer")
+        is_simple = not (self.has_penalty or self.logit_bias or self.min_tokens or self.needs_host)
+        object.__setattr__(self, "is_greedy", self.temperature == 0)
+        object.__setattr__(self, "is_simple", is_simple)
 
     @property
     def has_penalty(self) -> bool:
@@ -86,10 +92,6 @@ class SamplingParams:
     def needs_host(self) -> bool:
         """Whether the next logits depend on something that only the host can compute."""
         return self.guide is not None or bool(self.logits_processors)
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0
 
 
 def _check(holds: bool, name: str, rule: str) -> None:

@@ -26,6 +26,7 @@ class Launched:
     buffers: BufferSet
     out: Event
     samples: tuple[Sample, ...]
+    has_logprobs: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,9 @@ class Runner:
         histories = tuple(
             _history(run) for run in plan.runs if run.is_first and run.sequence.params.has_penalty
         )
-        wanted = [s.params.logprobs for s in samples if s.params.logprobs is not None]
-        alternatives = max(wanted, default=None)
+        alternatives = max(
+            (s.params.logprobs for s in samples if s.params.logprobs is not None), default=None
+        )
 
         def compute() -> None:
             self._compute(buffers, samples, histories, alternatives)
@@ -77,7 +79,7 @@ class Runner:
         computed = self._device.compute.submit(compute, (arrived,))
         out = self._device.outward.submit(copy_out, (computed,))
         buffers.in_use = out
-        return Launched(plan, buffers, out, samples)
+        return Launched(plan, buffers, out, samples, alternatives is not None)
 
     def read(self, step: Launched) -> Results:
         """Wait for a step and take its results. The one place where the host waits.
@@ -88,7 +90,9 @@ class Runner:
         step.out.wait()
         count = len(step.samples)
         tokens: list[int] = step.buffers.tokens[:count].tolist()
-        logprobs = [_logprob(step, i) for i in range(count)]
+        logprobs: list[TokenLogprob | None] = [None] * count
+        if step.has_logprobs:
+            logprobs = [_logprob(step, i) for i in range(count)]
         if self._is_checking:
             if POISON in tokens:
                 raise EngineError("a token was read before it was written")
@@ -121,7 +125,9 @@ class Runner:
 
 def _sample(run: Run) -> Sample:
     sequence, params = run.sequence, run.sequence.params
-    made = run.start + run.count - sequence.prompt_length  # outputs before this one
+    if params.is_simple:
+        return Sample(params, run.slot)
+    made = run.start + run.rows - sequence.prompt_length  # outputs before this one
     banned: tuple[int, ...] = ()
     if made < params.min_tokens:
         banned = tuple(sequence.end_ids)

@@ -8,6 +8,7 @@ tokens whatever else runs beside it. `Sampler` runs on the device's compute stre
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -35,8 +36,7 @@ class History:
     output: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """What one sample of a step wants beyond the numbers in the buffers."""
 
     params: SamplingParams
@@ -52,9 +52,10 @@ class Sample:
     @property
     def is_plain(self) -> bool:
         """Whether the logits are used as they come."""
-        return not (
-            self.params.has_penalty
-            or self.params.logit_bias
+        params = self.params
+        return params.is_simple or not (
+            params.has_penalty
+            or params.logit_bias
             or self.banned
             or self.allowed is not None
             or self.processors
@@ -94,6 +95,8 @@ class Sampler:
 
         `numbers [4, samples]`: temperature, top_p, min_p and the uniform number.
         """
+        if all(sample.params.is_simple and sample.params.is_greedy for sample in samples):
+            return best_of(logits)
         for row, sample in enumerate(samples):
             if not sample.is_plain:
                 self._adjust(logits[row], sample)

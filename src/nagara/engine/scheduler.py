@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nagara.engine.blocks import BlockPool, chain_hash
 from nagara.engine.errors import ContextLengthError, EngineError
@@ -28,8 +29,7 @@ class Limits:
     chunk_rows: int  # prefill rows of one step, all sequences together
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a step's result means for one sequence."""
 
     sequence: Sequence
@@ -101,21 +101,21 @@ class Scheduler:
         rows = chunk = 0
         preempted = self.preemptions
         # One row each for those who generate, then prefill with what is left of the step
-        for wants_prefill in (False, True):
-            for sequence in list(self.running):
-                if sequence.stage is not Stage.RUNNING:
-                    continue  # sent back while this plan was made
-                left = sequence.rows_left
-                if left == 0 or (left > 1) != wants_prefill:
-                    continue
-                room = self.limits.max_rows - rows
-                if wants_prefill:
-                    room = min(room, self.limits.chunk_rows - chunk)
-                count = min(left, room)
-                if count > 0 and self._grow(sequence, sequence.planned + count):
-                    runs.append(self._run(sequence, index, count))
-                    rows += count
-                    chunk += count if wants_prefill else 0
+        prefilling = []
+        for sequence in list(self.running):
+            left = sequence.rows_left
+            if left > 1:
+                prefilling.append(sequence)
+            elif left and rows < self.limits.max_rows and self._has_room(sequence, 1):
+                runs.append(self._run(sequence, index, 1))
+                rows += 1
+        for sequence in prefilling:
+            room = min(self.limits.max_rows - rows, self.limits.chunk_rows - chunk)
+            count = min(sequence.rows_left, room)
+            if count > 0 and self._has_room(sequence, count):
+                runs.append(self._run(sequence, index, count))
+                rows += count
+                chunk += count
         while self.waiting and self.preemptions == preempted:
             room = min(self.limits.max_rows - rows, self.limits.chunk_rows - chunk)
             if room <= 0 or not self._admit(self.waiting[0]):
@@ -125,7 +125,8 @@ class Scheduler:
             runs.append(self._run(sequence, index, count))
             rows += count
             chunk += count
-        runs = [run for run in runs if run.is_current]
+        if self.preemptions != preempted:
+            runs = [run for run in runs if run.is_current]
         if not runs:
             return None
         self._planned_steps += 1
@@ -139,7 +140,7 @@ class Scheduler:
             epoch=sequence.epoch,
             slot=sequence.slot,
             start=start,
-            count=count,
+            rows=count,
             samples=samples,
             carries=start + count > len(sequence.tokens),
             is_first=sequence.last_step < 0,
@@ -148,6 +149,13 @@ class Scheduler:
         sequence.outputs_planned += samples
         sequence.step_before, sequence.last_step = sequence.last_step, index
         return run
+
+    def _has_room(self, sequence: Sequence, count: int) -> bool:
+        """Whether `count` rows more may be planned; takes the blocks they need."""
+        if sequence.stage is not Stage.RUNNING:
+            return False  # sent back while this plan was made
+        length = sequence.planned + count
+        return length <= len(sequence.blocks) * self.pool.size or self._grow(sequence, length)
 
     def _grow(self, sequence: Sequence, length: int) -> bool:
         """Give the sequence blocks for `length` tokens, at the expense of younger ones."""
@@ -248,10 +256,11 @@ class Scheduler:
         sample = 0
         for run in plan.runs:
             if run.is_current:
-                run.sequence.committed = run.start + run.count
+                run.sequence.committed = run.start + run.rows
                 if run.samples:
                     outcomes.append(self._accept(run.sequence, tokens[sample], sample))
-                self._publish(run.sequence)
+                if run.sequence.committed // self.pool.size > len(run.sequence.names):
+                    self._publish(run.sequence)
             sample += run.samples
         self._committed_steps += 1
         for outcome in outcomes:

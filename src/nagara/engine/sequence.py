@@ -13,7 +13,7 @@ Pure. Written by the step thread only.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from nagara.engine.request import FinishReason, SamplingParams
 
@@ -79,15 +79,17 @@ class Sequence:
         return self.known_length - self.planned > 1
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Consecutive rows of one sequence in one step, at positions `[start, start + count)`."""
+class Run(NamedTuple):
+    """Consecutive rows of one sequence in one step, at positions `[start, start + rows)`.
+
+    A tuple, because hundreds are made for each step.
+    """
 
     sequence: Sequence
     epoch: int
     slot: int
     start: int
-    count: int
+    rows: int
     samples: bool  # the last row's logits become the token at position start + count
     carries: bool  # the last row's token is known to the device only
     is_first: bool  # of this stay in the slot: the slot's device state is begun anew
@@ -106,4 +108,4 @@ class StepPlan:
 
     @property
     def rows(self) -> int:
-        return sum(run.count for run in self.runs)
+        return sum(run.rows for run in self.runs)

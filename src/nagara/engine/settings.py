@@ -21,6 +21,7 @@ class EngineSettings:
     pack: str = "auto"  # repack weights for speed (copied into memory): auto, on, off
     depth: int = 1  # steps in flight beyond the one being read; 0 does one thing at a time
     max_concurrency: int = 16  # sequences computed at once; more wait their turn
+    max_waiting: int = 1024  # requests beyond the running ones; more are refused
     context: int | None = None  # at most the model's own
     cache_tokens: int | None = None  # size of the KV cache; None measures the free memory
     block_size: int = 16
@@ -35,7 +36,7 @@ class EngineSettings:
         _one_of("pack", self.pack, ("auto", "on", "off"))
         if self.depth not in (0, 1):
             raise UnsupportedError("depth must be 0 or 1", where="depth")
-        for name in ("max_concurrency", "block_size", "chunk_rows"):
+        for name in ("max_concurrency", "max_waiting", "block_size", "chunk_rows"):
             if getattr(self, name) < 1:
                 raise UnsupportedError(f"{name} must be at least 1", where=name)
         if self.is_compiled and self.kernel not in ("auto", "torch"):

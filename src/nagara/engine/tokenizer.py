@@ -191,7 +191,7 @@ class StopFinder:
             self.is_found = True
             safe, self._held = self._held[: min(places)], ""
             return safe
-        keep = max(_overlap(self._held, stop) for stop in self._stops)
+        keep = max(overlap(self._held, stop) for stop in self._stops)
         cut = len(self._held) - keep
         safe, self._held = self._held[:cut], self._held[cut:]
         return safe
@@ -201,7 +201,7 @@ class StopFinder:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):
