@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from nagara.engine.request import SamplingParams
+from nagara.engine.request import Guide, SamplingParams
 from nagara.engine.sampling import History, Sample, Sampler, logprobs_of, uniform
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 0.0])
@@ -115,8 +115,9 @@ def test_a_drawn_token_counts_for_the_next_draw_without_the_host():
 
 
 def test_banned_and_forbidden_tokens_are_impossible():
-    params = SamplingParams(temperature=0)
-    assert adjusted(params, banned=(1,))[1] == float("-inf")
+    early = SamplingParams(temperature=0, min_tokens=1)
+    assert adjusted(early, banned=(1,))[1] == float("-inf")
+    params = SamplingParams(temperature=0, guide=Guide("regex", "a"))
     allowed = torch.tensor([True, False, True, False, False])
     assert adjusted(params, allowed=allowed).tolist()[1] == float("-inf")
 

@@ -31,17 +31,19 @@ Note = Callable[[str], None]
 
 
 @dataclass
-class _Clocked:
+class Clocked:
     """When a request was sent and when its tokens came."""
 
     sent_s: float = field(default_factory=time.perf_counter)
     came_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
     error: EngineError | None = None
 
     def receive(self, event: TokenEvent) -> None:
         if event.token_id is not None:
             self.came_s.append(time.perf_counter())
+            self.tokens.append(event.token_id)
         if event.finish_reason is not None:
             self.error = event.error
             self.done.set()
@@ -105,8 +107,8 @@ def run_bench(folder: Path, settings: EngineSettings, runs: int, note: Note) -> 
     }
 
 
-def _send(engine: Engine, prompt: list[int], new: int) -> _Clocked:
-    clocked = _Clocked()
+def _send(engine: Engine, prompt: list[int], new: int) -> Clocked:
+    clocked = Clocked()
     params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
     engine.submit(prompt, params, clocked.receive)
     return clocked

@@ -66,12 +66,12 @@ class SimulatedModel:
         self._cache = torch.empty(0)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits with one peak; `-inf` elsewhere would forbid sampling, so the rest is flat."""
+        """Logits with one peak and a flat rest."""
         size, table = self._block_size, inputs.table.long()
         self.rows_seen.append(len(inputs.ids))
         places = table[inputs.row_run, inputs.positions // size] * size + inputs.positions % size
         self._cache[places] = inputs.ids * 31 + inputs.positions
-        logits = torch.zeros(len(inputs.sample_rows), self.config.vocab)
+        logits = torch.ones(len(inputs.sample_rows), self.config.vocab)
         runs = inputs.row_run[inputs.sample_rows]
         positions = inputs.positions[inputs.sample_rows]
         depth = torch.arange(4)
