@@ -54,7 +54,7 @@ class Waterfall:
 
     def stages(self) -> dict[str, float]:
         """Seconds by stage, without the remainder."""
-        return dict(self._stages)
+        return dict(self._stages.items())
 
 
 def with_unaccounted(stages: Mapping[str, float], total_s: float) -> dict[str, float]:
@@ -63,6 +63,6 @@ def with_unaccounted(stages: Mapping[str, float], total_s: float) -> dict[str, f
     Stages of one start do not overlap, so a sum above the total is a clock's rounding: the
     remainder is then zero.
     """
-    full = {stage: stages.get(stage, 0.0) for stage in STAGES}
+    full: dict[str, float] = {stage: stages.get(stage, 0.0) for stage in STAGES}
     full["unaccounted"] = max(0.0, total_s - sum(full.values()))
     return full

@@ -17,9 +17,7 @@ def _parse(text: str, units: dict[str, float] | dict[str, int], what: str) -> fl
     match = _NUMBER_UNIT.fullmatch(text)
     if match is None or match[2] not in units:
         allowed = ", ".join(unit for unit in units if unit)
-        raise UsageError(
-            f"{text!r} is not a {what}", hint=f"write a number and one of: {allowed}"
-        )
+        raise UsageError(f"{text!r} is not a {what}", hint=f"write a number and one of: {allowed}")
     return float(match[1]) * units[match[2]]
 
 

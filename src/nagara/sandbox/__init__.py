@@ -1,1 +1,1 @@
-"""One replica's container: OCI bundle, namespaces, standard streams, and the keeper that owns it."""
+"""One replica's container: OCI bundle, namespaces, standard streams, and its keeper."""

@@ -1,0 +1,65 @@
+# Every target does all its own set-up; nothing but make, git and Python 3.11+ is expected.
+# State (the model, CRIU, snapshots) goes to .state/ here, not to the system's folder.
+
+export NAGARA_STATE ?= $(CURDIR)/.state
+# Nothing is looked up on a model hub: models are folders of this machine.
+export HF_HUB_OFFLINE := 1
+
+BIN := .venv/bin
+MODEL := $(NAGARA_STATE)/models/smollm2/nagara-model.json
+
+.PHONY: demo test check bench format setup model tools clean
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help:
+	@echo "make demo    cold start, snapshot and restored start of a real model"
+	@echo "make test    all checks and all tests"
+	@echo "make check   formatting, lint, types, import rules, size budgets"
+	@echo "make bench   the headline measurement; nagara bench --help lists all"
+	@echo "make format  format the code"
+	@echo "make setup   only the environment; make clean removes it"
+
+demo: model tools
+	$(BIN)/nagara demo
+
+test: check model tools
+	$(BIN)/pytest
+
+check: setup
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/mypy scripts
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/budgets.py
+
+bench: model tools
+	$(BIN)/nagara bench coldstart
+
+format: setup
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml scripts/requirements.txt scripts/debian-packages.txt scripts/setup.sh
+	scripts/setup.sh
+
+model: $(MODEL)
+
+$(MODEL): | setup
+	$(BIN)/nagara models add smollm2
+
+# Containers and snapshots need root; without them everything runs as plain processes.
+tools: setup
+	@if [ "$$(id -u)" = 0 ]; then \
+	    $(BIN)/nagara setup runc && $(BIN)/nagara setup criu || \
+	        echo "going on without containers and snapshots" >&2; \
+	else \
+	    echo "not root: going on without containers and snapshots" >&2; \
+	fi
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

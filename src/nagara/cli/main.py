@@ -1,0 +1,100 @@
+"""The root of the `nagara` command: options all sub-commands share, and how errors end.
+
+It knows the names of the sub-commands, not their contents: each is imported when it is called,
+so that `nagara --help` answers at once and no command pays for another's libraries. This is the
+only place that catches `NagaraError`. Data goes to standard output, everything else to standard
+error.
+"""
+
+import importlib
+import logging
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from nagara.base.errors import NagaraError
+from nagara.cli.settings import read_settings
+
+
+class _Entry(NamedTuple):
+    """One sub-command: where it is, and the line `nagara --help` shows without importing it."""
+
+    target: str  # "module:attribute"
+    help: str
+
+
+COMMANDS: dict[str, _Entry] = {
+    "demo": _Entry("nagara.cli.demo:demo", "Show a cold start, a snapshot and a restored start."),
+    "up": _Entry("nagara.cli.up:up", "Run the gateway and everything behind it on this machine."),
+    "agent": _Entry("nagara.cli.agent:agent", "Run this machine's node agent alone."),
+    "deploy": _Entry("nagara.cli.deploy:deploy", "Add or replace the apps of an app file."),
+    "apps": _Entry("nagara.cli.apps:apps", "List the apps and their replicas."),
+    "logs": _Entry("nagara.cli.logs:logs", "Print what an app's replicas wrote."),
+    "trace": _Entry("nagara.cli.trace:trace", "Show where the time of a start went."),
+    "delete": _Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
+    "models": _Entry("nagara.cli.models:models", "Add, list and remove model folders."),
+    "engine": _Entry("nagara.cli.engine:engine", "Serve one model with nagara's own engine."),
+    "bench": _Entry("nagara.cli.bench:bench", "Measure; every figure of the README comes from it."),
+    "setup": _Entry("nagara.cli.setup:setup", "Get the tools that containers and snapshots need."),
+    "version": _Entry("nagara.cli.version:version", "Print the version."),
+}
+
+
+class _Root(click.Group):
+    """A group whose sub-commands are imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.target.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except NagaraError as error:
+            logging.getLogger(__name__).debug("the error's origin", exc_info=True)
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_code)
+
+
+def _log_to_stderr(*, verbose: bool) -> None:
+    """nagara's own messages from INFO, others' from WARNING; `--verbose` lowers both a step."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s" if verbose else "%(message)s",
+        level=logging.INFO if verbose else logging.WARNING,
+    )
+    logging.getLogger("nagara").setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+@click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="NAGARA_STATE",
+    help="Folder for models, tools, snapshots and the database  [default: /var/lib/nagara for "
+    "root, else ~/.local/state/nagara; env: NAGARA_STATE]",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Say more on standard error.")
+@click.pass_context
+def main(ctx: click.Context, state: Path | None, verbose: bool) -> None:
+    """Run AI inference servers that fold away when idle and come back in about a second."""
+    _log_to_stderr(verbose=verbose)
+    ctx.obj = read_settings(state, verbose=verbose)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""An `App` as a plain JSON document and back, for the state and the API. Pure."""
+
+from dataclasses import asdict
+from typing import Any
+
+from nagara.contract.replica import Canary, Limits
+from nagara.control.app import App, Scale, Timeouts
+
+
+def to_document(app: App) -> dict[str, Any]:
+    """Everything of `app` in values JSON knows."""
+    return asdict(app)
+
+
+def from_document(document: dict[str, Any]) -> App:
+    """The `App` that `to_document` was given, also after a journey through JSON."""
+    values = dict(document)
+    return App(
+        **{
+            **values,
+            "models": tuple(values["models"]),
+            "command": tuple(values["command"]),
+            "env": tuple((name, value) for name, value in values["env"]),
+            "canary": Canary(**values["canary"]),
+            "limits": Limits(**values["limits"]),
+            "scale": Scale(**values["scale"]),
+            "timeouts": Timeouts(**values["timeouts"]),
+        }
+    )

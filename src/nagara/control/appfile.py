@@ -1,0 +1,314 @@
+"""Reads an app file: TOML text in, frozen `App` values out, or every fault at once.
+
+It knows the keys of the file and what may stand there. Keys that nagara's design has but this
+version does not act on are refused by name; keys nobody knows are refused with the nearest names.
+Pure: the caller reads the file.
+"""
+
+import difflib
+import json
+import re
+import tomllib
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from nagara.base.errors import UsageError
+from nagara.base.units import parse_duration_s, parse_size_bytes
+from nagara.contract.replica import Canary, Limits
+from nagara.control.app import App, Scale, Timeouts
+from nagara.control.errors import AppFileError
+from nagara.control.openai_server import default_canary, is_openai_path, recognise
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = frozenset({"api", "v1", "nagara", "healthz", "readyz", "metrics"})
+_LATER_IMAGES = ("venv:", "oci:", "docker-archive:", "registry:", "dir:")
+
+# Keys of the design that this version refuses instead of passing over, by the table they stand in.
+LATER: dict[str, frozenset[str]] = {
+    "app.*": frozenset({"secrets", "network", "schedule", "priority", "regions"}),
+    "limits": frozenset({"disk"}),
+    "snapshot": frozenset({"secrets", "weights", "before", "after"}),
+}
+
+
+def _problem(text: str) -> PydanticCustomError:
+    return PydanticCustomError("nagara", "{text}", {"text": text})
+
+
+def _duration(value: object) -> object:
+    """`"10m"` → 600.0; anything else is left for the type check to refuse."""
+    if not isinstance(value, str):
+        raise _problem('a duration is text with a unit, such as "30s" or "10m"')
+    try:
+        seconds = parse_duration_s(value)
+    except UsageError as error:
+        raise _problem(f"{error.what}; {error.hint}") from error
+    if seconds <= 0:
+        raise _problem("a duration must be above zero")
+    return seconds
+
+
+def _duration_or_auto(value: object) -> object:
+    return None if value == "auto" else _duration(value)
+
+
+def _size(value: object) -> object:
+    if not isinstance(value, str):
+        raise _problem('a size is text with a unit, such as "512MiB" or "8GiB"')
+    try:
+        size_bytes = parse_size_bytes(value)
+    except UsageError as error:
+        raise _problem(f"{error.what}; {error.hint}") from error
+    if size_bytes < 1:
+        raise _problem("a size must be above zero")
+    return size_bytes
+
+
+def _image(value: str) -> str:
+    if value == "host":
+        return value
+    if value.startswith(_LATER_IMAGES):
+        raise _problem(f'images of the kind "{value.partition(":")[0]}:" are not supported yet; '
+                       'the one allowed value is "host"')  # fmt: skip
+    raise _problem(f'unknown image {value!r}; the one allowed value is "host"')
+
+
+def _device(value: object) -> object:
+    if value != "any":
+        raise _problem('choosing a device is not supported yet; the one allowed value is "any"')
+    return value
+
+
+def _path(value: str) -> str:
+    if not value.startswith("/") or any(ord(char) <= 32 or ord(char) > 126 for char in value):
+        raise _problem('a path begins with "/" and has no spaces or control characters')
+    return value
+
+
+def _buffer(value: int) -> int:
+    if value > 0:
+        raise _problem("buffers above 0 are not supported yet")
+    return value
+
+
+def _model(value: str) -> str:
+    if not _MODEL.fullmatch(value):
+        raise _problem(f"{value!r} is not a model name: letters, digits, '.', '_' and '-'")
+    return value
+
+
+Duration = Annotated[float, BeforeValidator(_duration)]
+DurationOrAuto = Annotated[float | None, BeforeValidator(_duration_or_auto)]
+Size = Annotated[int, BeforeValidator(_size)]
+Path = Annotated[str, AfterValidator(_path)]
+Word = Annotated[str, Field(min_length=1, max_length=32768)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class _ScaleTable(_Table):
+    min: int = Field(default=0, ge=0, le=1000)
+    max: int = Field(default=4, ge=1, le=1000)
+    buffer: Annotated[int, Field(ge=0), AfterValidator(_buffer)] = 0
+    concurrency: int = Field(default=8, ge=1, le=10000)
+    idle: DurationOrAuto = None
+
+    @model_validator(mode="after")
+    def _min_below_max(self) -> "_ScaleTable":
+        if self.min > self.max:
+            raise _problem(f"min = {self.min} is above max = {self.max}")
+        return self
+
+
+class _CanaryTable(_Table):
+    path: Path
+    body: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _is_greedy(self) -> "_CanaryTable":
+        if is_openai_path(self.path):
+            if self.body is None:
+                raise _problem(f"a canary to {self.path} needs a body")
+            if self.body.get("temperature") != 0 or self.body.get("stream"):
+                raise _problem(
+                    "a canary's answer must be the same each time: set temperature = 0 "
+                    "and do not stream"
+                )
+        return self
+
+
+class _SnapshotTable(_Table):
+    canary: _CanaryTable
+
+
+class _LimitsTable(_Table):
+    # TOML writes whole cores as integers; strict mode would refuse them for a float.
+    cpu: Annotated[float, Field(gt=0, le=4096, strict=False)] | None = None
+    memory: Size | None = None
+
+
+class _TimeoutsTable(_Table):
+    start: Duration = 600.0
+    request: Duration = 600.0
+    queue: DurationOrAuto = None
+
+
+class _AppTable(_Table):
+    image: Annotated[str, AfterValidator(_image)]
+    models: list[Annotated[str, AfterValidator(_model)]] = []
+    command: list[Word] = Field(min_length=1)
+    port: int = Field(default=8000, ge=1, le=65535)
+    ready: Path = "/health"
+    device: Annotated[Literal["any"], BeforeValidator(_device)] = "any"
+    scale: _ScaleTable = _ScaleTable()
+    snapshot: bool | _SnapshotTable = True
+    env: dict[str, str] = {}
+    limits: _LimitsTable = _LimitsTable()
+    timeouts: _TimeoutsTable = _TimeoutsTable()
+
+    @model_validator(mode="after")
+    def _env_names(self) -> "_AppTable":
+        for name, value in self.env.items():
+            if not _ENV.fullmatch(name):
+                raise _problem(f"env: {name!r} is not a name of an environment variable")
+            if "\0" in value:
+                raise _problem(f"env: the value of {name} contains a zero byte")
+        return self
+
+
+# For each table: the keys to compare an unknown one with.
+_TABLES: dict[str, type[_Table]] = {
+    "app.*": _AppTable,
+    "scale": _ScaleTable,
+    "snapshot": _SnapshotTable,
+    "canary": _CanaryTable,
+    "limits": _LimitsTable,
+    "timeouts": _TimeoutsTable,
+}
+
+
+def parse_apps(text: str, file: str) -> tuple[App, ...]:
+    """The apps of an app file's text, in the file's order.
+
+    Raises:
+        AppFileError: naming `file` and every key at fault.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise AppFileError(file, (f"not TOML: {error}",)) from error
+    problems = [
+        f"{key}: unknown key; the file holds [app.NAME] tables only"
+        for key in document
+        if key != "app"
+    ]
+    tables = document.get("app", {})
+    if not isinstance(tables, dict) or not tables:
+        problems.append("no [app.NAME] table")
+        tables = {}
+    apps = []
+    for name, table in tables.items():
+        app, found = _parse_app(name, table)
+        problems += found
+        if app is not None:
+            apps.append(app)
+    if problems:
+        raise AppFileError(file, tuple(problems))
+    return tuple(apps)
+
+
+def _parse_app(name: str, table: object) -> tuple[App | None, list[str]]:
+    where = f"app.{name}"
+    problems = []
+    if not _NAME.fullmatch(name):
+        problems.append(
+            f"{where}: a name has at most 40 lower-case letters, digits and inner hyphens"
+        )
+    elif name in _RESERVED:
+        problems.append(f"{where}: this name is one of the gateway's own paths")
+    if not isinstance(table, dict):
+        return None, [*problems, f"{where}: must be a table"]
+    try:
+        parsed = _AppTable.model_validate(table)
+    except ValidationError as error:
+        return None, problems + [_describe(where, detail) for detail in _merged(error)]
+    return (_to_app(name, parsed) if not problems else None), problems
+
+
+def _merged(error: ValidationError) -> list[ErrorDetails]:
+    """The faults, without those of a union's branch that was not meant.
+
+    `snapshot` may be a boolean or a table: pydantic reports both attempts.
+    """
+    kept = []
+    for detail in error.errors():
+        is_boolean_branch = detail["loc"] == ("snapshot", "bool")
+        if is_boolean_branch and isinstance(detail["input"], dict):
+            continue
+        is_table_branch = detail["loc"] == ("snapshot", "_SnapshotTable")
+        if is_table_branch:
+            continue
+        kept.append(detail)
+    return kept
+
+
+def _describe(app: str, detail: ErrorDetails) -> str:
+    keys = [str(part) for part in detail["loc"] if part not in ("bool", "_SnapshotTable")]
+    where = ".".join([app, *keys])
+    if detail["type"] == "extra_forbidden":
+        table = keys[-2] if len(keys) > 1 else "app.*"
+        return f"{where}: {_unknown_key(table, keys[-1])}"
+    if detail["type"] == "missing":
+        return f"{where}: this key is required"
+    if detail["loc"][:1] == ("snapshot",) and detail["type"].startswith("bool"):
+        return f"{where}: must be true, false or {{canary = {{path = ..., body = {{...}}}}}}"
+    message = detail["msg"]
+    return f"{where}: {message[:1].lower()}{message[1:]}"
+
+
+def _unknown_key(table: str, key: str) -> str:
+    if key in LATER.get(table, ()):
+        return "not supported yet"
+    allowed = list(_TABLES[table].model_fields) if table in _TABLES else []
+    near = difflib.get_close_matches(key, allowed, n=2)
+    names = f"nearest: {', '.join(near)}" if near else f"allowed: {', '.join(sorted(allowed))}"
+    return f"unknown key; {names}"
+
+
+def _to_app(name: str, table: _AppTable) -> App:
+    server = recognise(table.command)
+    canary = default_canary(server, table.ready)
+    if isinstance(table.snapshot, _SnapshotTable):
+        chosen = table.snapshot.canary
+        body = None if chosen.body is None else json.dumps(chosen.body, sort_keys=True)
+        canary = Canary(chosen.path, body, is_openai=is_openai_path(chosen.path))
+    return App(
+        name=name,
+        image=table.image,
+        models=tuple(table.models),
+        command=tuple(table.command),
+        port=table.port,
+        ready=table.ready,
+        canary=canary,
+        device=table.device,
+        env=tuple(sorted(table.env.items())),
+        limits=Limits(cpu=table.limits.cpu, memory_bytes=table.limits.memory),
+        scale=Scale(table.scale.min, table.scale.max, table.scale.concurrency, table.scale.idle),
+        timeouts=Timeouts(table.timeouts.start, table.timeouts.request, table.timeouts.queue),
+        snapshot=table.snapshot is not False,
+        served_model=server.model if server is not None else None,
+    )

@@ -1,0 +1,35 @@
+"""The steps from an empty state database to the present one. Data only.
+
+Step N brings a database from version N-1 to N; a published step never changes.
+"""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE versions (
+            tenant TEXT NOT NULL, app TEXT NOT NULL, version INTEGER NOT NULL,
+            definition TEXT NOT NULL, document TEXT NOT NULL, deployed_s REAL NOT NULL,
+            PRIMARY KEY (tenant, app, version))""",
+        """CREATE TABLE apps (
+            tenant TEXT NOT NULL, app TEXT NOT NULL, version INTEGER NOT NULL,
+            PRIMARY KEY (tenant, app))""",
+        """CREATE TABLE replicas (
+            replica TEXT PRIMARY KEY, tenant TEXT NOT NULL, app TEXT NOT NULL,
+            definition TEXT NOT NULL, purpose TEXT NOT NULL, slot TEXT NOT NULL,
+            epoch INTEGER NOT NULL, state TEXT NOT NULL, reason TEXT,
+            created_s REAL NOT NULL, changed_s REAL NOT NULL)""",
+        "CREATE INDEX replicas_by_app ON replicas (tenant, app, created_s)",
+        """CREATE TABLE starts (
+            replica TEXT PRIMARY KEY, tenant TEXT NOT NULL, app TEXT NOT NULL,
+            kind TEXT, stages TEXT NOT NULL, total_s REAL NOT NULL, fallback TEXT,
+            snapshot TEXT, error TEXT, started_s REAL NOT NULL)""",
+        "CREATE INDEX starts_by_app ON starts (tenant, app, started_s)",
+        """CREATE TABLE captures (
+            replica TEXT PRIMARY KEY, tenant TEXT NOT NULL, app TEXT NOT NULL,
+            definition TEXT NOT NULL, version INTEGER NOT NULL, snapshot TEXT, reason TEXT,
+            memory_bytes INTEGER NOT NULL, layer_bytes INTEGER NOT NULL,
+            elapsed_s REAL NOT NULL, finished_s REAL NOT NULL)""",
+        """CREATE TABLE keys (
+            id TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL,
+            sha256 TEXT NOT NULL UNIQUE, created_s REAL NOT NULL)""",
+    ),
+)

@@ -1,0 +1,109 @@
+"""Mounting the trees that replicas see, and finding what is mounted. Needs root.
+
+Blocking, each call well below a millisecond: the calling thread may be an event loop's.
+"""
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nagara.base.errors import NagaraError
+from nagara.base.linux import MNT_DETACH, MS_NODEV, MS_NOSUID, MS_RDONLY, mount, unmount
+
+# A mount(2) call passes its options in one page.
+_OPTIONS_LIMIT_BYTES = 4095
+
+
+class MountError(NagaraError):
+    """The kernel refused a mount; the message carries its reason."""
+
+
+def mount_overlay(lower: Sequence[Path], upper: Path, work: Path, target: Path) -> None:
+    """A writable tree at `target`: `upper` over the `lower` layers, the topmost first.
+
+    Raises:
+        MountError: the kernel refused, or the paths are too long together.
+    """
+    layers = ":".join(_escaped(layer) for layer in lower)
+    options = f"lowerdir={layers},upperdir={_escaped(upper)},workdir={_escaped(work)}"
+    # Some kernels are built to use these without being asked. A layer that does means something
+    # else, or nothing, below another layer.
+    options += ",redirect_dir=off,metacopy=off,index=off"
+    if len(options.encode()) > _OPTIONS_LIMIT_BYTES:
+        raise MountError(
+            "the layers' paths are too long for one mount",
+            where=str(target),
+            hint="use a state folder with a shorter path",
+        )
+    _mount("overlay", target, "overlay", MS_NODEV, options)
+
+
+def mount_erofs(image: Path, target: Path) -> None:
+    """The read-only tree inside the EROFS file `image`, at `target` (Linux 6.12 or newer)."""
+    _mount(str(image), target, "erofs", MS_RDONLY | MS_NODEV | MS_NOSUID, "")
+
+
+def _mount(source: str, target: Path, kind: str, flags: int, options: str) -> None:
+    try:
+        mount(source, target, kind, flags, options)
+    except OSError as error:
+        raise MountError(f"{kind} mount refused: {error.strerror}", where=str(target)) from error
+
+
+def _escaped(path: Path) -> str:
+    """Overlay splits layers at colons and options at commas; a backslash protects both."""
+    text = str(path)
+    for special in "\\:,":
+        text = text.replace(special, "\\" + special)
+    return text
+
+
+def unmount_if_mounted(target: Path) -> bool:
+    """Unmounts what is at `target`, lazily where it is in use; False when nothing was there."""
+    try:
+        unmount(target)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOENT):
+            return False
+        if error.errno != errno.EBUSY:
+            raise MountError(f"cannot be unmounted: {error.strerror}", where=str(target)) from error
+        unmount(target, MNT_DETACH)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class MountPoint:
+    """One line of mountinfo."""
+
+    target: Path
+    kind: str
+    source: str
+
+
+def mount_points(below: Path | None = None) -> list[MountPoint]:
+    """This namespace's mounts at or below a folder, deepest first. See proc(5)."""
+    points = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split(" ")
+        separator = fields.index("-")
+        target = Path(_unquoted(fields[4]))
+        if below is None or target.is_relative_to(below):
+            kind, source = fields[separator + 1], _unquoted(fields[separator + 2])
+            points.append(MountPoint(target, kind, source))
+    return sorted(points, key=lambda point: len(point.target.parts), reverse=True)
+
+
+def _unquoted(field: str) -> str:
+    """mountinfo writes blank, tab, newline and backslash as octal escapes."""
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, character)
+    return field
+
+
+def unmount_tree(folder: Path) -> int:
+    """Unmounts everything at and below `folder`, deepest first; returns how many there were."""
+    points = mount_points(folder)
+    for point in points:
+        unmount_if_mounted(point.target)
+    return len(points)

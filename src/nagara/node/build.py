@@ -1,0 +1,105 @@
+"""Puts a node together out of what this machine has. Blocking: before the event loop runs."""
+
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+import nagara
+from nagara.image.host import HostImage
+from nagara.node.container_runtime import ContainerRuntime
+from nagara.node.frozen_layers import FrozenLayers
+from nagara.node.local_node import LocalNode
+from nagara.node.logs import ReplicaLogs
+from nagara.node.process_runtime import ProcessRuntime
+from nagara.node.snapshots import NodeSnapshots
+from nagara.sandbox.keeper_client import KeeperClient
+from nagara.sandbox.runc import Runc
+from nagara.sandbox.tools import Tools, find_tools
+from nagara.snapshot.catalog import Catalog
+from nagara.snapshot.facts import read_host_facts
+
+
+def build_node(state: Path) -> LocalNode:
+    """The node of this machine with its state below `state`.
+
+    As root with runc: containers, and snapshots where CRIU and mkfs.erofs are there too.
+    Otherwise plain processes. `LocalNode.facts` says what is missing.
+    """
+    folder = state / "node"
+    keeper = KeeperClient(folder / "keeper.sock")
+    logs = ReplicaLogs(folder / "logs")
+    models = state / "models"
+    if os.geteuid() != 0:
+        missing = ("root: replicas run as plain processes, without isolation and snapshots",)
+        return _process_node(folder, models, keeper, logs, missing)
+    tools = find_tools(state / "tools")
+    if tools.runc is None:
+        return _process_node(folder, models, keeper, logs, tools.missing)
+    return _container_node(folder, state, keeper, logs, tools)
+
+
+def _process_node(
+    folder: Path, models: Path, keeper: KeeperClient, logs: ReplicaLogs, missing: tuple[str, ...]
+) -> LocalNode:
+    return LocalNode(
+        root=folder / "replicas",
+        runtime=ProcessRuntime(models=models, keeper=keeper),
+        keeper=keeper,
+        logs=logs,
+        snapshots=None,
+        missing=missing,
+    )
+
+
+def _container_node(
+    folder: Path, state: Path, keeper: KeeperClient, logs: ReplicaLogs, tools: Tools
+) -> LocalNode:
+    assert tools.runc is not None
+    image = HostImage(state=state, needed=_own_environment())
+    layers = FrozenLayers(folder / "layers")
+    runtime = ContainerRuntime(
+        state=folder,
+        models=state / "models",
+        programs=Path(sys.prefix) / "bin",
+        image=image,
+        runc=Runc(tools.runc, tools.criu, folder / "runc"),
+        keeper=keeper,
+        layers=layers,
+    )
+    missing = list(tools.missing)
+    if shutil.which("mkfs.erofs") is None:
+        missing.append(
+            "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
+        )
+    snapshots = None
+    if tools.criu is not None and not missing:
+        catalog = Catalog(state / "snapshots")
+        versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
+        snapshots = NodeSnapshots(
+            catalog=catalog,
+            facts=read_host_facts(versions),
+            image=image,
+            runtime=runtime,
+            layers=layers,
+            models=state / "models",
+        )
+    return LocalNode(
+        root=folder / "replicas",
+        runtime=runtime,
+        keeper=keeper,
+        logs=logs,
+        snapshots=snapshots,
+        missing=tuple(missing),
+    )
+
+
+def _own_environment() -> tuple[Path, ...]:
+    """What a replica needs to run programs of the environment that nagara is installed in.
+
+    Besides the environment itself: folders its path files name, such as an editable source tree.
+    """
+    imported_from = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir()]
+    package = Path(nagara.__file__).parent
+    return (Path(sys.prefix), Path(sys.base_prefix), package, *imported_from)

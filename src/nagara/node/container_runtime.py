@@ -1,0 +1,300 @@
+"""Replicas as containers: overlay root, network namespace, runc under the keeper. Needs root.
+
+Runs on the node's event loop. Mounts and namespace switches take microseconds and are done in
+place; whatever waits for a program or a disk goes through a worker thread or the keeper.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+from nagara.base.spans import Waterfall
+from nagara.contract.node import NodeError, StartFailedError
+from nagara.contract.replica import ModelMount, ReplicaSpec
+from nagara.image.host import HostImage
+from nagara.image.mounts import mount_overlay, mount_points, unmount_tree
+from nagara.node.frozen_layers import FrozenLayers
+from nagara.node.owned_tasks import in_thread
+from nagara.node.replica_folder import ReplicaFolder
+from nagara.node.runtime import Running, substituted
+from nagara.sandbox.bundle import Bind, Bundle
+from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
+from nagara.sandbox.fault_points import reach
+from nagara.sandbox.identity import set_hostname
+from nagara.sandbox.keeper_client import (
+    KeeperClient,
+    KeeperError,
+    LaunchError,
+    inherited_environment,
+)
+from nagara.sandbox.leftovers import kill_tools_in
+from nagara.sandbox.netns import NetworkNamespace
+from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
+from nagara.snapshot.capture import CRIU_CONFIG
+from nagara.snapshot.catalog import Snapshot
+from nagara.snapshot.errors import BadSnapshotError, RestoreError, SnapshotError
+from nagara.snapshot.hooks import SOCKET_VARIABLE
+from nagara.snapshot.renewal import HOOK_SOCKET, call_hook
+
+_LAUNCH_S = 60.0
+_RESTORE_S = 120.0
+_HOOK_S = 30.0
+_END_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
+_PASSING_LACKS = ("Cannot allocate memory", "No space left", "Too many open files", "Killed")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class ContainerPort:
+    """A port inside a replica's network namespace."""
+
+    def __init__(self, namespace: NetworkNamespace, port: int) -> None:
+        self._namespace = namespace
+        self._port = port
+
+    def open_socket(self) -> tuple[socket.socket, tuple[str, int]]:
+        return self._namespace.open_socket(), ("127.0.0.1", self._port)
+
+    def close(self) -> None:
+        self._namespace.close()
+
+
+class ContainerRuntime:
+    """Containers below one state folder.
+
+    Args:
+        state: the node's folder.
+        models: folder of the machine's model folders.
+        programs: folder of programs to find first, such as an environment's `bin`.
+    """
+
+    isolation = "container"
+
+    def __init__(
+        self,
+        *,
+        state: Path,
+        models: Path,
+        programs: Path,
+        image: HostImage,
+        runc: Runc,
+        keeper: KeeperClient,
+        layers: FrozenLayers,
+    ) -> None:
+        self._models = models
+        self._path = f"{programs}:{_SYSTEM_PATH}"
+        self._image = image
+        self._needed = image.bound_folders()
+        self.runc = runc
+        self._keeper = keeper
+        self._layers = layers
+        self._criu_config = state / "criu.conf"
+
+    async def open(self) -> None:
+        self._criu_config.write_text(CRIU_CONFIG)
+        await self._layers.unmount_all()
+
+    async def close(self) -> None:
+        await self._layers.unmount_all()
+
+    async def launch(
+        self, folder: ReplicaFolder, spec: ReplicaSpec, log: Path, waterfall: Waterfall
+    ) -> Running:
+        for model in spec.models:
+            if not (self._models / model.name).is_dir():
+                raise NodeError(
+                    "there is no such model on this machine",
+                    where=model.name,
+                    hint="nagara models add",
+                )
+        with waterfall.stage("files", "root"):
+            self._image.prepare_upper(folder.upper)
+            reach("launch.upper")
+            mount_overlay(self._image.layers, folder.upper, folder.work, folder.root)
+            reach("launch.mounted")
+        with contextlib.ExitStack() as undo, waterfall.stage("host", "launch"):
+            namespace = NetworkNamespace.create()
+            undo.callback(namespace.close)
+            self._write_bundle(folder, spec, namespace)
+            reach("launch.bundle")
+            command = self.runc.run_command(folder.name, folder.bundle, folder.pid_file)
+            try:
+                pid = await self._launch(folder, command, log, _LAUNCH_S)
+            except LaunchError as error:
+                raise StartFailedError(
+                    f"the container could not be made: {error.what}", where=spec.app
+                ) from error
+            reach("launch.running")
+            undo.pop_all()
+        return Running(pid, ContainerPort(namespace, spec.port))
+
+    async def restore(
+        self,
+        folder: ReplicaFolder,
+        spec: ReplicaSpec,
+        snapshot: Snapshot,
+        log: Path,
+        waterfall: Waterfall,
+    ) -> Running:
+        with waterfall.stage("files", "root"):
+            frozen = await self._layers.mount(snapshot)
+            reach("restore.layer")
+            layers = (frozen, *self._image.layers)
+            mount_overlay(layers, folder.upper, folder.work, folder.root)
+            reach("restore.mounted")
+        with contextlib.ExitStack() as undo:
+            with waterfall.stage("host", "restore"):
+                namespace = NetworkNamespace.create()
+                undo.callback(namespace.close)
+                self._write_bundle(folder, spec, namespace)
+                reach("restore.bundle")
+                command = self.runc.restore_command(
+                    folder.name, folder.bundle, folder.pid_file, snapshot.memory, folder.criu
+                )
+                try:
+                    pid = await self._launch(folder, command, log, _RESTORE_S)
+                except LaunchError as error:
+                    raise _restore_failure(folder, snapshot, error) from error
+                reach("restore.running")
+            with waterfall.stage("host", "identity and hooks"):
+                set_hostname(pid, folder.name)
+                reach("restore.named")
+                await self._renew(folder, spec, pid)
+                reach("restore.renewed")
+            undo.pop_all()
+        return Running(pid, ContainerPort(namespace, spec.port))
+
+    async def adopt(self, folder: ReplicaFolder, port: int, pid: int) -> Running:
+        return Running(pid, ContainerPort(NetworkNamespace.of_process(pid), port))
+
+    async def clear(self, folder: ReplicaFolder) -> None:
+        """Order matters: a restore killed half-way leaves a bind mount of the root where runc
+        keeps its records, and `runc delete` would then delete *through* it. So first no process
+        is left, then no mount, and only then is anything deleted."""
+        await self._keeper.ensure()
+        await self._until_ended(folder)
+        reach("clear.ended")
+        record = self.runc.state / folder.name
+        unmount_tree(record)
+        reach("clear.unmounted")
+        if mounted := mount_points(record):
+            raise NodeError("cannot be unmounted; nothing was deleted", where=str(mounted[0]))
+        if record.exists():
+            try:
+                await in_thread(self.runc.delete, folder.name)
+            except RuncError:  # may have been killed itself; once more, then it is an error
+                await in_thread(self.runc.delete, folder.name)
+        reach("clear.deleted")
+        unmount_tree(folder.path)
+        reach("clear.rootless")
+        await in_thread(remove_cgroup, folder.control_group)
+        reach("clear.groupless")
+        with contextlib.suppress(KeeperError):
+            await self._keeper.forget(folder.name)
+        reach("clear.forgotten")
+
+    async def _until_ended(self, folder: ReplicaFolder) -> None:
+        """Ends the launcher, the tools that work for the replica and its own processes."""
+        pause_s, deadline_s = _FIRST_PAUSE_S, time.monotonic() + _END_S
+        while time.monotonic() < deadline_s:
+            await self._keeper.signal(folder.name, signal.SIGKILL)
+            tools = await asyncio.to_thread(kill_tools_in, folder.path)
+            processes = kill_cgroup(folder.control_group)
+            thaw_cgroup(folder.control_group)
+            kept = [child for child in await self._keeper.children() if child.name == folder.name]
+            if not tools and not processes and all(c.exit_code is not None for c in kept):
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        raise NodeError(
+            f"processes do not end within {_END_S:.0f} s of SIGKILL; nothing was deleted",
+            where=folder.name,
+        )
+
+    def _environment(self, folder: ReplicaFolder, spec: ReplicaSpec) -> dict[str, str]:
+        return {
+            "PATH": self._path,
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+            "NAGARA_REPLICA": folder.name,
+            SOCKET_VARIABLE: str(HOOK_SOCKET),
+            **_app_environment(spec),
+        }
+
+    def _write_bundle(
+        self, folder: ReplicaFolder, spec: ReplicaSpec, namespace: NetworkNamespace
+    ) -> None:
+        needed = tuple(Bind(path, path) for path in self._needed)
+        Bundle(
+            container=folder.name,
+            control_group=folder.control_group,
+            root=folder.root,
+            command=tuple(substituted(part, _values(spec)) for part in spec.command),
+            env=self._environment(folder, spec),
+            network_namespace=namespace.path,
+            binds=needed + tuple(self.model_bind(model) for model in spec.models),
+            cpu_cores=spec.limits.cpu,
+            memory_bytes=spec.limits.memory_bytes,
+            criu_config=self._criu_config,
+        ).write(folder.bundle)
+
+    def model_bind(self, model: ModelMount) -> Bind:
+        """How a replica sees a model folder."""
+        return Bind(self._models / model.name, Path("/models") / model.name)
+
+    def binds(self, spec: ReplicaSpec) -> dict[Path, Path]:
+        """Folders shown to a replica: path inside → path on the machine."""
+        shown = {path: path for path in self._needed}
+        models = (self.model_bind(model) for model in spec.models)
+        return shown | {bind.target: bind.source for bind in models}
+
+    async def _launch(
+        self, folder: ReplicaFolder, command: list[str], log: Path, time_limit_s: float
+    ) -> int:
+        await self._keeper.ensure()
+        return await self._keeper.launch(
+            folder.name,
+            command,
+            env=inherited_environment(),
+            cwd=folder.criu,
+            log=log,
+            pid_file=folder.pid_file,
+            time_limit_s=time_limit_s,
+        )
+
+    async def _renew(self, folder: ReplicaFolder, spec: ReplicaSpec, pid: int) -> None:
+        env = _app_environment(spec)
+        request = {"do": "after_restore", "replica": folder.name, "env": env}
+        await asyncio.to_thread(call_hook, pid, request, timeout_s=_HOOK_S)
+
+
+def _values(spec: ReplicaSpec) -> dict[str, str]:
+    return {"PORT": str(spec.port)}
+
+
+def _app_environment(spec: ReplicaSpec) -> dict[str, str]:
+    return {name: substituted(value, _values(spec)) for name, value in spec.env}
+
+
+def _restore_failure(
+    folder: ReplicaFolder, snapshot: Snapshot, error: LaunchError
+) -> SnapshotError:
+    """Whose fault a failed restore is. The checkpoint tool's own complaint counts against the
+    snapshot, unless the tool was killed or complains of what the machine lacks at the moment."""
+    log = folder.criu / "restore.log"
+    complaint = criu_complaint(log)
+    was_killed = (error.exit_code_of_launcher or 0) < 0 or not criu_gave_up(log)
+    if was_killed or complaint is None or any(lack in complaint for lack in _PASSING_LACKS):
+        return RestoreError(complaint or error.what, where=snapshot.name)
+    return BadSnapshotError(complaint, where=snapshot.name)
+
+
+def can_run_containers() -> str | None:
+    """Why this process cannot make containers; None when it can."""
+    if os.geteuid() != 0:
+        return "containers and snapshots need root; replicas run as plain processes"
+    return None

@@ -1,0 +1,53 @@
+"""What replicas wrote, kept for a while after they have ended. Blocking: worker threads.
+
+TENANT/APP/REPLICA.log   written by the keeper
+"""
+
+import shutil
+from pathlib import Path
+
+from nagara.contract.node import ReplicaGoneError
+from nagara.node.replica_folder import ReplicaRecord
+
+_KEPT_PER_APP = 20
+_LAST_LINES = 12
+
+
+class ReplicaLogs:
+    """The logs below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def path_for(self, record: ReplicaRecord) -> Path:
+        """Where a replica's output goes. Does not block."""
+        return self._root / record.tenant / record.app / f"{record.replica}.log"
+
+    def prepare(self, record: ReplicaRecord) -> None:
+        """Makes the folder of `path_for`; the oldest logs of the app make room."""
+        folder = self._root / record.tenant / record.app
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
+        for old in logs[: max(0, len(logs) - _KEPT_PER_APP + 1)]:
+            old.unlink(missing_ok=True)
+            old.with_name(old.name + ".1").unlink(missing_ok=True)
+
+    def tail(self, replica: str, tail_bytes: int) -> bytes:
+        """The last bytes of a replica's output. Raises `ReplicaGoneError`."""
+        for path in self._root.glob(f"*/*/{replica}.log"):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - tail_bytes))
+                return file.read()
+        raise ReplicaGoneError("no log of such a replica is kept", where=replica)
+
+    def last_lines(self, replica: str) -> str:
+        """The last lines of a replica's output as text; empty when there are none."""
+        try:
+            text = self.tail(replica, 4096).decode(errors="replace")
+        except ReplicaGoneError:
+            return ""
+        return "\n".join(text.splitlines()[-_LAST_LINES:])
+
+    def forget_app(self, tenant: str, app: str) -> None:
+        """Removes the logs of an app."""
+        shutil.rmtree(self._root / tenant / app, ignore_errors=True)

@@ -1,0 +1,84 @@
+"""How replicas are run on a machine: the protocol, and what both ways of running share."""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from nagara.base.spans import Waterfall
+from nagara.contract.replica import ReplicaSpec
+from nagara.node.replica_folder import ReplicaFolder
+from nagara.snapshot.catalog import Snapshot
+
+
+@dataclass(slots=True)
+class Running:
+    """A replica's first process and the way to its port."""
+
+    pid: int
+    port: "Port"
+
+
+class Port(Protocol):
+    """The port a replica listens on."""
+
+    def open_socket(self) -> tuple[socket.socket, tuple[str, int]]:
+        """An unconnected, non-blocking socket, and the address to connect it to."""
+        ...
+
+    def close(self) -> None:
+        """Gives up what is held for the way."""
+        ...
+
+
+class Runtime(Protocol):
+    """One way of running replicas: as containers, or as plain processes."""
+
+    @property
+    def isolation(self) -> str:
+        """`container` or `process`."""
+        ...
+
+    async def open(self) -> None:
+        """Makes what all replicas need; undoes what an earlier process has left of it."""
+        ...
+
+    async def close(self) -> None:
+        """Undoes `open`. Replicas may go on running."""
+        ...
+
+    async def launch(
+        self, folder: ReplicaFolder, spec: ReplicaSpec, log: Path, waterfall: Waterfall
+    ) -> Running:
+        """Runs the spec's command. Raises `StartFailedError` when it cannot be run at all."""
+        ...
+
+    async def restore(
+        self,
+        folder: ReplicaFolder,
+        spec: ReplicaSpec,
+        snapshot: Snapshot,
+        log: Path,
+        waterfall: Waterfall,
+    ) -> Running:
+        """Puts a snapshot's processes back. Raises `SnapshotError`, or the machine's fault."""
+        ...
+
+    async def adopt(self, folder: ReplicaFolder, port: int, pid: int) -> Running:
+        """Takes over a replica that another process of this node has started."""
+        ...
+
+    async def clear(self, folder: ReplicaFolder) -> None:
+        """Ends what still runs of the replica and undoes mounts, container and cgroups.
+
+        May be repeated. Raises `NodeError` when something cannot be ended or undone.
+        """
+        ...
+
+
+def substituted(text: str, values: Mapping[str, str]) -> str:
+    """`${NAME}` replaced by its value; other uses of `$` are left alone."""
+    for name, value in values.items():
+        text = text.replace("${" + name + "}", value)
+    return text

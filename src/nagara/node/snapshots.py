@@ -1,0 +1,252 @@
+"""The snapshots of one node: which one fits an app, and making a new one. On the node's loop."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from nagara import __version__
+from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec
+from nagara.image.host import HostImage
+from nagara.node.asking import canary_answer
+from nagara.node.container_runtime import ContainerRuntime
+from nagara.node.frozen_layers import FrozenLayers
+from nagara.node.owned_tasks import in_thread
+from nagara.node.replica_folder import ReplicaFolder
+from nagara.node.runtime import Running
+from nagara.sandbox.fault_points import reach
+from nagara.sandbox.sockets_open import open_connections
+from nagara.snapshot.canary import CanaryError, Question
+from nagara.snapshot.capture import Saved, save
+from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord
+from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
+from nagara.snapshot.prefetch import ReadAhead
+from nagara.snapshot.renewal import call_hook
+from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
+
+_HOOK_S = 120.0
+_QUIET_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NoSnapshot:
+    """There is none to restore from: why, and whether one should be made."""
+
+    reason: str
+    capture_wanted: bool
+
+
+class NodeSnapshots:
+    """Finding and making snapshots. `facts` are this host's."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        facts: HostFacts,
+        image: HostImage,
+        runtime: ContainerRuntime,
+        layers: FrozenLayers,
+        models: Path,
+    ) -> None:
+        self._catalog = catalog
+        self._facts = facts
+        self._image = image
+        self._runtime = runtime
+        self._layers = layers
+        self._models = models
+        self._read_ahead = ReadAhead()
+
+    def close(self) -> None:
+        """Ends what goes on in the background."""
+        self._read_ahead.close()
+
+    def key(self, spec: ReplicaSpec) -> str:
+        """The key that an app's snapshots lie under on hosts with these tools."""
+        app = {
+            "tenant": spec.tenant,
+            "app": spec.app,
+            "definition": spec.definition,
+            "image": [spec.image, self._image.fingerprint()],
+            "command": spec.command,
+            "env": sorted(spec.env),
+            "port": spec.port,
+            "models": sorted((model.name, model.digest) for model in spec.models),
+            "canary": [spec.canary.path, spec.canary.body],
+        }
+        return snapshot_key(app, self._facts, (f"nagara {__version__}",))
+
+    async def find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
+        """The snapshot to restore the app from; its files are already being read ahead."""
+        return await asyncio.to_thread(self._find, spec)
+
+    def _find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
+        key = self.key(spec)
+        by_folder = {
+            snapshot.folder: snapshot
+            for snapshot in self._catalog.all_of(spec.tenant, spec.app, key)
+        }
+        if not by_folder:
+            if self._catalog.quarantined(spec.tenant, spec.app, key):
+                return NoSnapshot("its snapshot is in quarantine", capture_wanted=False)
+            return NoSnapshot("there is no snapshot yet", capture_wanted=True)
+        for folder, snapshot in list(by_folder.items()):
+            if changed := snapshot.record.changed_host_file():
+                stale = f"{changed} has changed since the snapshot was made"
+                del by_folder[folder]
+        if not by_folder:
+            return NoSnapshot(stale, capture_wanted=True)
+        variants = {folder: snapshot.record.variant for folder, snapshot in by_folder.items()}
+        chosen = choose(variants, self._facts)
+        if isinstance(chosen, NoneFits):
+            return NoSnapshot("no variant fits: " + "; ".join(chosen.reasons), capture_wanted=True)
+        snapshot = by_folder[chosen]
+        weights = [
+            path for m in spec.models for path in (self._models / m.name).glob("*.safetensors")
+        ]
+        self._read_ahead.begin([*_largest_last(snapshot), *weights])
+        return snapshot
+
+    async def verify(self, snapshot: Snapshot) -> None:
+        """Raises `HostMisfitError` or `BadSnapshotError` when it must not be restored."""
+        await asyncio.to_thread(self._catalog.verify, snapshot)
+
+    async def check_answer(self, running: Running, spec: ReplicaSpec, snapshot: Snapshot) -> None:
+        """Asks the canary. Raises `BadSnapshotError` when the answer is not the recorded one."""
+        try:
+            answer = await canary_answer(running.port, question_of(spec.canary))
+        except CanaryError as error:
+            raise BadSnapshotError(f"the canary failed: {error}", where=snapshot.name) from error
+        if answer != snapshot.record.canary_answer:
+            raise BadSnapshotError(
+                f"the canary answered {answer[:120]!r} instead of "
+                f"{snapshot.record.canary_answer[:120]!r}",
+                where=snapshot.name,
+            )
+
+    async def count_success(self, snapshot: Snapshot) -> None:
+        """Takes note of a replica put back: only failures in a row put a snapshot aside."""
+        if self._catalog.bad_count(snapshot.folder):
+            await in_thread(self._catalog.forgive, snapshot)
+
+    async def count_failure(self, snapshot: Snapshot, error: SnapshotError) -> None:
+        """Takes note of a failed restore; a snapshot at fault twice in a row is set aside."""
+        if not isinstance(error, BadSnapshotError):
+            return
+        if await in_thread(self._catalog.count_bad, snapshot, str(error)):
+            _log.warning("snapshot %s is in quarantine: %s", snapshot.name, error)
+            await self._layers.unmount(snapshot.name)
+
+    async def prepare(self, running: Running, spec: ReplicaSpec) -> str:
+        """Before a capture: the canary's answer, hooks, and no connection left open.
+
+        Raises:
+            CaptureError: the replica does not answer the same question the same way twice.
+        """
+        question = question_of(spec.canary)
+        try:
+            answer = await canary_answer(running.port, question)
+            again = await canary_answer(running.port, question)
+        except CanaryError as error:
+            raise CaptureError(f"the canary failed: {error}", where=spec.app) from error
+        if answer != again:
+            raise CaptureError(
+                "the canary gives another answer each time, so a restored replica could not be "
+                f"judged: {answer[:80]!r}, then {again[:80]!r}",
+                where=spec.app,
+                hint="set snapshot.canary to a request with a fixed answer",
+            )
+        hook = {"do": "before_snapshot"}
+        await asyncio.to_thread(call_hook, running.pid, hook, timeout_s=_HOOK_S)
+        await self._until_quiet(running.pid)
+        return answer
+
+    async def _until_quiet(self, pid: int) -> None:
+        """Waits a while for the server's side of our own connections to close."""
+        deadline_s = time.monotonic() + _QUIET_S
+        while count := open_connections(pid):
+            if time.monotonic() > deadline_s:
+                _log.warning("%d connections are open at capture and are not carried", count)
+                return
+            await asyncio.sleep(0.02)
+
+    def save(
+        self, folder: ReplicaFolder, running: Running, spec: ReplicaSpec, staging: Path
+    ) -> Saved:
+        """Writes the replica to `staging`; it stays frozen. Blocking. Raises `CaptureError`."""
+        return save(
+            self._runtime.runc,
+            folder.name,
+            running.pid,
+            upper=folder.upper,
+            binds=self._runtime.binds(spec),
+            staging=staging,
+            work=folder.criu,
+        )
+
+    async def publish(
+        self, staging: Path, spec: ReplicaSpec, saved: Saved, answer: str
+    ) -> CaptureReport:
+        """Makes what was saved the app's snapshot. Raises `CaptureError`."""
+        try:
+            snapshot, replaced = await in_thread(self._publish, staging, spec, saved, answer)
+        except OSError as error:
+            raise CaptureError(f"cannot be kept: {error}", where=spec.app) from error
+        for old in replaced:
+            await self._layers.unmount(old.name)
+        return CaptureReport(
+            snapshot.name, memory_bytes=saved.memory_bytes, layer_bytes=saved.layer_bytes
+        )
+
+    def _publish(
+        self, staging: Path, spec: ReplicaSpec, saved: Saved, answer: str
+    ) -> tuple[Snapshot, list[Path]]:
+        record = SnapshotRecord(
+            key=self.key(spec),
+            variant=Variant.of_host(self._facts),
+            canary_answer=answer,
+            host_files=saved.host_files,
+            files=saved.files,
+            layer_digest=saved.layer_digest,
+            created_at_s=time.time(),
+            memory_bytes=saved.memory_bytes,
+            layer_bytes=saved.layer_bytes,
+        )
+        snapshot = self._catalog.publish(staging, spec.tenant, spec.app, record)
+        replaced = self._catalog.drop_others_like(snapshot)
+        reach("capture.replaced")
+        return snapshot, replaced
+
+    async def forget_app(self, tenant: str, app: str) -> None:
+        """Removes the app's snapshots."""
+        for folder in await in_thread(self._catalog.forget_app, tenant, app):
+            await self._layers.unmount(folder.name)
+
+    def clear_staging(self) -> None:
+        """Ends and removes what captures of an earlier process have left. Blocking."""
+        self._catalog.clear_staging()
+
+    def staging(self) -> Path:
+        """Where to save into, not made yet."""
+        return self._catalog.staging()
+
+    def make_staging(self, staging: Path) -> None:
+        """Makes the folder. Blocking. Raises `CaptureError`."""
+        try:
+            self._catalog.make_staging(staging)
+        except OSError as error:
+            raise CaptureError(f"cannot be saved: {error}") from error
+
+
+def question_of(canary: Canary) -> Question:
+    """The contract's canary in the snapshot room's words."""
+    return Question(canary.path, canary.body, canary.is_openai)
+
+
+def _largest_last(snapshot: Snapshot) -> list[Path]:
+    """The tool reads its small files first."""
+    by_size = sorted(snapshot.record.files.items(), key=lambda item: item[1][0])
+    return [snapshot.folder / name for name, _ in by_size]

@@ -1,0 +1,110 @@
+"""Messages between an agent and its callers: one request, one or more replies, per connection.
+
+A request is a line of JSON, `{"method", "arguments"}`. A reply is a line too: `{"result"}` or
+`{"error": {"kind", "what", "where", "hint"}}`; `exits` goes on replying. The reply to `dial`
+carries the descriptor of a connected socket (SCM_RIGHTS). Closing the connection cancels the
+call.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Base64Bytes, TypeAdapter
+
+from nagara.base.errors import NagaraError
+from nagara.contract import node as contract
+from nagara.contract.replica import (
+    CaptureOrder,
+    CaptureReport,
+    NodeFacts,
+    ReplicaStatus,
+    StartOrder,
+    StartReport,
+)
+
+MESSAGE_LIMIT = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of the `Node` protocol as it crosses the wire."""
+
+    arguments: dict[str, TypeAdapter[Any]]
+    result: TypeAdapter[Any]
+
+
+def _method(result: Any, **arguments: Any) -> Method:
+    adapters = {name: TypeAdapter(kind) for name, kind in arguments.items()}
+    return Method(adapters, TypeAdapter(result))
+
+
+METHODS: dict[str, Method] = {
+    "facts": _method(NodeFacts),
+    "start": _method(StartReport, order=StartOrder),
+    "capture": _method(CaptureReport, order=CaptureOrder),
+    "stop": _method(None, replica=str, grace_s=float),
+    "dial": _method(None, replica=str),
+    "replicas": _method(tuple[ReplicaStatus, ...]),
+    "exits": _method(ReplicaStatus),
+    "logs": _method(Base64Bytes, replica=str, tail_bytes=int),
+    "forget_app": _method(None, tenant=str, app=str),
+}
+
+_ERRORS: dict[str, type[NagaraError]] = {
+    kind.__name__: kind
+    for kind in (
+        contract.NodeError,
+        contract.StartFailedError,
+        contract.ReplicaGoneError,
+        contract.NodeUnavailableError,
+    )
+}
+
+
+def encode_request(method: str, arguments: Mapping[str, Any]) -> bytes:
+    """The line that asks for a method."""
+    known = METHODS[method].arguments
+    plain = {name: known[name].dump_python(value, mode="json") for name, value in arguments.items()}
+    return json.dumps({"method": method, "arguments": plain}).encode() + b"\n"
+
+
+def decode_request(line: bytes) -> tuple[str, dict[str, Any]]:
+    """Method and arguments. Raises ValueError for anything that is not a request."""
+    try:
+        request = json.loads(line)
+        method, given = request["method"], request["arguments"]
+        known = METHODS[method].arguments
+        return method, {name: known[name].validate_python(value) for name, value in given.items()}
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(f"not a request: {error!r}") from error
+
+
+def encode_result(method: str, value: Any) -> bytes:
+    """The line that answers a method."""
+    plain = METHODS[method].result.dump_python(value, mode="json")
+    return json.dumps({"result": plain}).encode() + b"\n"
+
+
+def encode_error(error: Exception) -> bytes:
+    """The line that says a call has failed. What is no `NodeError` becomes one."""
+    kind = type(error).__name__ if type(error).__name__ in _ERRORS else "NodeError"
+    if isinstance(error, ConnectionError):  # of `dial`: nobody listens on the replica's port
+        kind = "ConnectionError"
+    if isinstance(error, NagaraError):
+        plain = {"kind": kind, "what": error.what, "where": error.where, "hint": error.hint}
+    else:
+        plain = {"kind": kind, "what": str(error) or type(error).__name__}
+    return json.dumps({"error": plain}).encode() + b"\n"
+
+
+def decode_reply(method: str, line: bytes) -> Any:
+    """The result. Raises the error that the call has failed with."""
+    reply = json.loads(line)
+    if (error := reply.get("error")) is None:
+        return METHODS[method].result.validate_python(reply["result"])
+    if error["kind"] == "ConnectionError":
+        raise ConnectionError(error["what"])
+    kind = _ERRORS.get(error["kind"], contract.NodeError)
+    raise kind(error["what"], where=error.get("where"), hint=error.get("hint"))

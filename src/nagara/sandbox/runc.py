@@ -1,0 +1,126 @@
+"""The OCI runtime's command line: what nagara asks of runc, and what its answers mean.
+
+Commands that create a container are only *composed* here, because the keeper must run them to
+become the container's parent; the others run here, each with a time limit. Blocking: call from
+a worker thread.
+"""
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from nagara.base.errors import NagaraError
+
+_CRIU_ERROR = re.compile(r"Error \([^)]*\): (.*)")
+# RLIMIT_NOFILE concerns the tool's own limit and is harmless.
+_ONLY_THE_WAY_OUT = ("RLIMIT_NOFILE", "exited, status", "FAILED.", "killed by signal")
+_QUICK_S = 30.0
+_CHECKPOINT_S = 600.0
+
+
+class RuncError(NagaraError):
+    """runc failed; the message carries the last lines it wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runc:
+    """One runc with its own state folder.
+
+    Args:
+        runc: the program.
+        criu: the checkpoint tool it shall use; None where there is none.
+        state: folder for runc's records of containers.
+    """
+
+    runc: Path
+    criu: Path | None
+    state: Path
+
+    def _base(self) -> list[str]:
+        command = [str(self.runc), "--root", str(self.state)]
+        return [*command, "--criu", str(self.criu)] if self.criu else command
+
+    def run_command(self, container: str, bundle: Path, pid_file: Path) -> list[str]:
+        """Creates and starts a container and ends; the container goes on."""
+        options = ["--detach", "--pid-file", str(pid_file), "--bundle", str(bundle)]
+        return [*self._base(), "run", *options, container]
+
+    def restore_command(
+        self, container: str, bundle: Path, pid_file: Path, image: Path, work: Path
+    ) -> list[str]:
+        """Creates a container out of a checkpoint in `image`; logs of CRIU go to `work`."""
+        options = ["--detach", "--pid-file", str(pid_file), "--bundle", str(bundle)]
+        options += ["--image-path", str(image), "--work-path", str(work)]
+        return [*self._base(), "restore", *options, container]
+
+    def pause(self, container: str) -> None:
+        """Freezes all processes of the container."""
+        self._run("pause", container)
+
+    def checkpoint(self, container: str, image: Path, work: Path) -> None:
+        """Writes the paused container's memory to `image`; it stays paused.
+
+        Runs in the folder `work`, by which it is found when this process is killed meanwhile.
+        """
+        options = ["--leave-running", "--image-path", str(image), "--work-path", str(work)]
+        try:
+            self._run("checkpoint", *options, container, time_limit_s=_CHECKPOINT_S, cwd=work)
+        except RuncError as error:
+            raise RuncError(
+                "the checkpoint tool could not save the process: "
+                + (criu_complaint(work / "dump.log") or error.what),
+                where=container,
+            ) from error
+
+    def delete(self, container: str) -> None:
+        """Removes runc's record and cgroups of a container that has ended."""
+        self._run("delete", "--force", container)
+
+    def containers(self) -> tuple[str, ...]:
+        """The containers runc has a record of."""
+        listing = json.loads(self._run("list", "--format", "json") or "null")
+        return tuple(entry["id"] for entry in listing or ())
+
+    def _run(self, *arguments: str, time_limit_s: float = _QUICK_S, cwd: Path | None = None) -> str:
+        try:
+            done = subprocess.run(
+                [*self._base(), *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=time_limit_s,
+                cwd=cwd,
+                start_new_session=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuncError(f"runc {arguments[0]} took over {time_limit_s:.0f} s") from error
+        except OSError as error:
+            raise RuncError(f"runc cannot be run: {error}", where=str(self.runc)) from error
+        if done.returncode != 0:
+            raise RuncError(f"runc {arguments[0]} failed: {done.stderr.strip()[-500:]}")
+        return done.stdout
+
+
+def criu_complaint(log: Path) -> str | None:
+    """The telling errors in a log of CRIU; None when there are none.
+
+    Its first errors name the cause, later ones only the way out.
+    """
+    errors = [match[1].strip() for line in _lines(log) if (match := _CRIU_ERROR.search(line))]
+    telling = [error for error in errors if not any(words in error for words in _ONLY_THE_WAY_OUT)]
+    return "; ".join(telling[:2]) or None
+
+
+def criu_gave_up(log: Path) -> bool:
+    """Whether CRIU itself came to the end of its attempt; it did not if it was killed."""
+    return any(" FAILED." in line for line in _lines(log))
+
+
+def _lines(log: Path) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,90 @@
+"""The request whose known answer a restored replica must give. Blocking: worker threads only."""
+
+import http.client
+import json
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+
+class CanaryError(Exception):
+    """The canary request got no usable answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The canary request and how its answers compare.
+
+    `is_openai`: only what a greedy request determines counts (texts and finish reasons, not ids
+    and times). Otherwise status and body must be equal byte for byte.
+    """
+
+    path: str
+    body: str | None = None  # JSON text; None sends a GET
+    is_openai: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back to one HTTP request."""
+
+    status: int
+    body: bytes
+
+
+class _OverSocket(http.client.HTTPConnection):
+    """HTTP over a socket that somebody else has connected."""
+
+    def __init__(self, connected: socket.socket, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        connected.settimeout(timeout_s)
+        self.sock = connected
+
+
+def ask(
+    connected: socket.socket, path: str, body: str | None = None, *, timeout_s: float
+) -> Answer:
+    """One request over a connected socket, which is closed afterwards.
+
+    A body is sent as JSON by POST; without one it is a GET. Raises `CanaryError`.
+    """
+    headers = {"connection": "close"}
+    if body is not None:
+        headers["content-type"] = "application/json"
+    connection = _OverSocket(connected, timeout_s)
+    try:
+        connection.request("GET" if body is None else "POST", path, body, headers)
+        response = connection.getresponse()
+        return Answer(response.status, response.read())
+    except (OSError, http.client.HTTPException) as error:
+        raise CanaryError(f"{path}: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+
+
+def canonical(question: Question, answer: Answer) -> str:
+    """The part of an answer that must be the same each time, as text to keep and compare.
+
+    Raises:
+        CanaryError: the answer is an error or not of the kind announced.
+    """
+    if not 200 <= answer.status < 300:
+        shown = answer.body[:200].decode(errors="replace")
+        raise CanaryError(f"{question.path} answered {answer.status}: {shown}")
+    if not question.is_openai:
+        return f"{answer.status} {answer.body.decode(errors='backslashreplace')}"
+    try:
+        choices = json.loads(answer.body)["choices"]
+        return json.dumps([_determined(choice) for choice in choices], sort_keys=True)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CanaryError(f"{question.path} gave no OpenAI answer: {error!r}") from error
+
+
+def _determined(choice: dict[str, Any]) -> dict[str, Any]:
+    """Text, finish reason and token texts; ids and times differ from call to call."""
+    kept = {"finish_reason": choice.get("finish_reason")}
+    if "text" in choice:
+        kept["text"] = choice["text"]
+    else:
+        kept["content"] = choice["message"]["content"]
+    return kept

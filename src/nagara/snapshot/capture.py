@@ -1,0 +1,81 @@
+"""Saving a replica: memory and the frozen upper layer. Blocking: worker threads only.
+
+Order: the container is frozen before anything is read and stays frozen until it is ended, so
+that memory, layer and marks belong to the same moment.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nagara.base.errors import NagaraError
+from nagara.image.frozen import freeze, manifest
+from nagara.sandbox.fault_points import reach
+from nagara.sandbox.runc import Runc
+from nagara.snapshot.catalog import FileMark, digests
+from nagara.snapshot.errors import CaptureError
+from nagara.snapshot.processes import mapped_host_files
+
+# What the checkpoint tool is told at capture and restore alike. No request touches a replica
+# that is being captured or restored, so the network need not be locked (a locked port drops the
+# first SYN and costs its sender a second); a connection that is still open is not carried.
+# Locks are those of the replica's own layer and carried too. An open file that has lost one of
+# several names is not: the tool would make it a name in the layer and take that away again with
+# the dump, before the layer is frozen.
+CRIU_CONFIG = "network-lock skip\ntcp-close\nghost-limit 268435456\nfile-locks\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a capture has written to its staging folder."""
+
+    host_files: tuple[FileMark, ...]
+    files: dict[str, tuple[int, str]]
+    layer_digest: str
+    memory_bytes: int
+    layer_bytes: int
+
+
+def save(
+    runc: Runc,
+    container: str,
+    init_pid: int,
+    *,
+    upper: Path,
+    binds: Mapping[Path, Path],
+    staging: Path,
+    work: Path,
+) -> Saved:
+    """Freezes the container and writes its memory and layer to `staging`.
+
+    Args:
+        binds: folders shown to the replica: path inside → path on the machine.
+        work: folder for the checkpoint tool's log.
+
+    Raises:
+        CaptureError: with the tool's reason. The container may be left frozen.
+    """
+    try:
+        runc.pause(container)
+        reach("capture.paused")
+        host_files = mapped_host_files(init_pid, binds)
+        reach("capture.listed")
+        runc.checkpoint(container, staging / "memory", work)
+        reach("capture.memory")
+        layer_bytes = freeze(upper, staging / "layer.erofs")
+        reach("capture.layer")
+        files, layer_digest = digests(staging), listing_digest(upper)
+        reach("capture.digested")
+    except NagaraError as error:
+        raise CaptureError(error.what, where=container, hint=error.hint) from error
+    except OSError as error:
+        raise CaptureError(error.strerror or str(error), where=container) from error
+    memory_bytes = sum(size for name, (size, _) in files.items() if name.startswith("memory/"))
+    return Saved(host_files, files, layer_digest, memory_bytes, layer_bytes)
+
+
+def listing_digest(tree: Path) -> str:
+    """Names, kinds and sizes of everything in a layer, as one digest."""
+    return hashlib.sha256(json.dumps(manifest(tree), sort_keys=True).encode()).hexdigest()

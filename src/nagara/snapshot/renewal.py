@@ -1,0 +1,38 @@
+"""Speaking to the hooks of a replica from outside. Blocking: worker threads only."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from nagara.sandbox.unix_socket import connect
+from nagara.snapshot.errors import SnapshotError
+
+HOOK_SOCKET = Path("/run/nagara/hook.sock")  # inside the container
+
+
+def call_hook(pid: int, request: Mapping[str, object], *, timeout_s: float) -> bool:
+    """Asks the replica whose first process is `pid`; False when it has no hooks.
+
+    Raises:
+        SnapshotError: a hook failed or did not answer in time.
+    """
+    path = Path(f"/proc/{pid}/root") / HOOK_SOCKET.relative_to("/")
+    if not path.exists():
+        return False
+    what = request["do"]
+    try:
+        with connect(path, timeout_s=timeout_s) as connection:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            line = connection.makefile("rb").readline()
+    except ConnectionRefusedError:  # left behind by a process that has ended
+        return False
+    except OSError as error:
+        raise SnapshotError(f"the hook {what} did not answer: {error}") from error
+    try:
+        answer = json.loads(line)
+        has_worked, reason = answer["ok"], answer.get("error", "it gives no reason")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"the hook {what} answered {line[:80]!r}") from error
+    if not has_worked:
+        raise SnapshotError(f"the hook {what} failed: {reason}")
+    return True

@@ -1,0 +1,89 @@
+"""Which saved variant fits which host. Pure.
+
+All variants under one key are saves of the same app; they differ in the class of host that they
+were made on and therefore need.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """One host, as far as saved memory is concerned."""
+
+    cpu_flags: frozenset[str]
+    signal_frame_bytes: int  # grows with the extended registers: AT_MINSIGSTKSZ
+    cache_line_bytes: int
+    kernel_class: str  # "6.18"
+    tools: tuple[str, ...]  # versions of runtime and checkpoint tool
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a host must have for a snapshot made on a host like it."""
+
+    cpu_flags: frozenset[str]
+    signal_frame_bytes: int
+    cache_line_bytes: int
+
+    @classmethod
+    def of_host(cls, facts: HostFacts) -> "Variant":
+        """The variant that a capture on this host makes."""
+        return cls(facts.cpu_flags, facts.signal_frame_bytes, facts.cache_line_bytes)
+
+    def misfit(self, facts: HostFacts) -> str | None:
+        """Why the host cannot run it; None when it can."""
+        if missing := sorted(self.cpu_flags - facts.cpu_flags):
+            shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+            return f"this CPU lacks {shown}"
+        if self.signal_frame_bytes != facts.signal_frame_bytes:
+            return (
+                f"extended registers take {facts.signal_frame_bytes} bytes here, "
+                f"{self.signal_frame_bytes} where it was made"
+            )
+        if self.cache_line_bytes != facts.cache_line_bytes:
+            return (
+                f"cache lines have {facts.cache_line_bytes} bytes here, "
+                f"{self.cache_line_bytes} where it was made"
+            )
+        return None
+
+
+Named = TypeVar("Named")
+
+
+@dataclass(frozen=True, slots=True)
+class NoneFits:
+    """No variant can run here: why, one reason per kind."""
+
+    reasons: tuple[str, ...]
+
+
+def choose(variants: Mapping[Named, Variant], facts: HostFacts) -> Named | NoneFits:
+    """The fitting variant that uses most of the CPU, by its name."""
+    misfits = {name: variant.misfit(facts) for name, variant in variants.items()}
+    fitting = [name for name, misfit in misfits.items() if misfit is None]
+    if not fitting:
+        return NoneFits(tuple(sorted({misfit for misfit in misfits.values() if misfit})))
+    return max(fitting, key=lambda name: len(variants[name].cpu_flags))
+
+
+def snapshot_key(app: Mapping[str, object], facts: HostFacts, code: Iterable[str]) -> str:
+    """Digest of everything that must be equal for a snapshot to be this app's.
+
+    Args:
+        app: what defines the app (tenant, name, definition, image, models, ...) as JSON values.
+        facts: of the host; only what no variant covers enters the key.
+        code: versions of whatever else made the saved state, such as nagara's own.
+    """
+    parts = {
+        "app": app,
+        "kernel": facts.kernel_class,
+        "tools": facts.tools,
+        "code": sorted(code),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
