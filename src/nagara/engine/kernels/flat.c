@@ -19,7 +19,7 @@
 #include <immintrin.h>
 #endif
 
-enum { BLOCK = 16, LANES = 16, TILE = 4, CHUNK = 16, ROW_BLOCK = 16 };
+enum { BLOCK = 16, LANES = 16, TILE = 4, CHUNK = 16 };
 
 typedef float v16 __attribute__((vector_size(64), aligned(4)));
 typedef int32_t i16v __attribute__((vector_size(64), aligned(4)));
@@ -90,35 +90,34 @@ typedef struct {
     number *keys, *values; /* cache: [layer][block][kv head][dim][16] and [...][16][dim] */
 } Step;
 
+/* Lane i of the result is the sum of the lanes of vi. */
 #ifdef __AVX512F__
-/* Lane i of the result is the sum of the lanes of v[i]. */
-static inline v16 sum_lanes(const v16 *v) {
-    __m512 t[8], u[4];
-    for (int i = 0; i < 8; i++) {
-        __m512 a = (__m512)v[2 * i], b = (__m512)v[2 * i + 1];
-        t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    }
-    for (int i = 0; i < 4; i++) {
-        __m512d a = (__m512d)t[2 * i], b = (__m512d)t[2 * i + 1];
-        u[i] = _mm512_add_ps((__m512)_mm512_unpacklo_pd(a, b), (__m512)_mm512_unpackhi_pd(a, b));
-    }
-    __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(u[0], u[1], 0x88),
-                             _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
-    __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(u[2], u[3], 0x88),
-                             _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
-    return (v16)_mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+static inline __m512 fold_singles(v16 a, v16 b) {
+    return _mm512_add_ps(_mm512_unpacklo_ps((__m512)a, (__m512)b),
+                         _mm512_unpackhi_ps((__m512)a, (__m512)b));
+}
+static inline __m512 fold_pairs(__m512 a, __m512 b) {
+    return _mm512_add_ps((__m512)_mm512_unpacklo_pd((__m512d)a, (__m512d)b),
+                         (__m512)_mm512_unpackhi_pd((__m512d)a, (__m512d)b));
+}
+static inline __m512 fold_quarters(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+static inline v16 sum_lanes(v16 v0, v16 v1, v16 v2, v16 v3, v16 v4, v16 v5, v16 v6, v16 v7, v16 v8,
+                            v16 v9, v16 v10, v16 v11, v16 v12, v16 v13, v16 v14, v16 v15) {
+    __m512 a = fold_pairs(fold_singles(v0, v1), fold_singles(v2, v3));
+    __m512 b = fold_pairs(fold_singles(v4, v5), fold_singles(v6, v7));
+    __m512 c = fold_pairs(fold_singles(v8, v9), fold_singles(v10, v11));
+    __m512 d = fold_pairs(fold_singles(v12, v13), fold_singles(v14, v15));
+    return (v16)fold_quarters(fold_quarters(a, b), fold_quarters(c, d));
 }
 #else
-static inline v16 sum_lanes(const v16 *v) {
-    v16 out;
-    for (int i = 0; i < LANES; i++) {
-        float s[LANES];
-        memcpy(s, &v[i], sizeof s);
-        for (int width = LANES / 2; width; width /= 2)
-            for (int j = 0; j < width; j++) s[j] += s[j + width];
-        out[i] = s[0];
-    }
-    return out;
+static inline float sum16(v16 v);
+static inline v16 sum_lanes(v16 v0, v16 v1, v16 v2, v16 v3, v16 v4, v16 v5, v16 v6, v16 v7, v16 v8,
+                            v16 v9, v16 v10, v16 v11, v16 v12, v16 v13, v16 v14, v16 v15) {
+    return (v16){sum16(v0),  sum16(v1),  sum16(v2),  sum16(v3), sum16(v4),  sum16(v5),
+                 sum16(v6),  sum16(v7),  sum16(v8),  sum16(v9), sum16(v10), sum16(v11),
+                 sum16(v12), sum16(v13), sum16(v14), sum16(v15)};
 }
 #endif
 
@@ -153,69 +152,112 @@ static inline v16 exp16(v16 x) {
     return (v16)((i16v)p + whole);
 }
 
-/* out[m][n] of a 4 x 4 corner: rows of `a` (stride `lda`) times rows of `w` (stride k). */
-static inline __attribute__((always_inline)) void tile(const int rows, const number *a, int64_t lda,
-                                                       const number *const w[TILE], int64_t k,
-                                                       float out[TILE][TILE]) {
-    v16 sums[TILE * TILE] = {{0}};
 #if BF16 && defined(__AVX512BF16__)
-    for (int64_t i = 0; i < k; i += 32) {
-        __m512bh b[TILE];
-        for (int n = 0; n < TILE; n++) b[n] = (__m512bh)_mm512_loadu_si512(w[n] + i);
-        for (int m = 0; m < rows; m++) {
-            __m512bh x = (__m512bh)_mm512_loadu_si512(a + m * lda + i);
-            for (int n = 0; n < TILE; n++)
-                sums[m * TILE + n] = (v16)_mm512_dpbf16_ps((__m512)sums[m * TILE + n], x, b[n]);
-        }
-    }
+enum { STRIDE = 32 }; /* elements of one vector of a product */
+typedef __m512bh several;
+#define LOAD(p) ((__m512bh)_mm512_loadu_si512(p))
+#define DOT(sum, x, y) ((v16)_mm512_dpbf16_ps((__m512)(sum), x, y))
+/* Without this GCC loads the same vectors again for each product. */
+#define KEEP(a, b, c, d) __asm__("" : "+v"(a), "+v"(b), "+v"(c), "+v"(d))
 #else
-    for (int64_t i = 0; i < k; i += LANES) {
-        v16 b[TILE];
-        for (int n = 0; n < TILE; n++) b[n] = load16(w[n] + i);
-        for (int m = 0; m < rows; m++) {
-            v16 x = load16(a + m * lda + i);
-            for (int n = 0; n < TILE; n++) sums[m * TILE + n] += x * b[n];
-        }
-    }
+#define KEEP(a, b, c, d)
+enum { STRIDE = LANES };
+typedef v16 several;
+#define LOAD(p) load16(p)
+#define DOT(sum, x, y) ((sum) + (x) * (y))
 #endif
-    v16 all = sum_lanes(sums);
-    memcpy(out, &all, sizeof all);
+
+/* Where the four rows of one side of a tile begin. Missing rows repeat the first one. */
+typedef struct {
+    const number *row[TILE];
+} Rows;
+
+static inline Rows rows_from(const number *first, int64_t stride, int64_t count) {
+    Rows out;
+    for (int64_t i = 0; i < TILE; i++) out.row[i] = first + (i < count ? i : 0) * stride;
+    return out;
 }
 
-static inline void any_tile(int rows, const number *a, int64_t lda, const number *const w[TILE],
-                            int64_t k, float out[TILE][TILE]) {
-    switch (rows) {
-    case 1: tile(1, a, lda, w, k, out); break;
-    case 2: tile(2, a, lda, w, k, out); break;
-    case 3: tile(3, a, lda, w, k, out); break;
-    default: tile(4, a, lda, w, k, out);
+/* The sixteen dot products of four rows with four rows, row-major. The sums have names of their
+ * own because an array of them would live on the stack. On the way one row of what comes next is
+ * asked for: each row is too short for the hardware to notice a pattern, and asking for all at once
+ * would stall. */
+static inline v16 tile(Rows a, Rows w, int64_t k, const number *ahead) {
+#define SUMS(m) v16 s##m##0 = {0}, s##m##1 = {0}, s##m##2 = {0}, s##m##3 = {0};
+#define MULTIPLY(m)                                                                                \
+    {                                                                                              \
+        several x = LOAD(a.row[m] + i);                                                            \
+        s##m##0 = DOT(s##m##0, x, y0);                                                             \
+        s##m##1 = DOT(s##m##1, x, y1);                                                             \
+        s##m##2 = DOT(s##m##2, x, y2);                                                             \
+        s##m##3 = DOT(s##m##3, x, y3);                                                             \
     }
+    SUMS(0) SUMS(1) SUMS(2) SUMS(3)
+    for (int64_t i = 0; i < k; i += STRIDE) {
+        __builtin_prefetch(ahead + i, 0, 2);
+        several y0 = LOAD(w.row[0] + i), y1 = LOAD(w.row[1] + i);
+        several y2 = LOAD(w.row[2] + i), y3 = LOAD(w.row[3] + i);
+        KEEP(y0, y1, y2, y3);
+        MULTIPLY(0) MULTIPLY(1) MULTIPLY(2) MULTIPLY(3)
+    }
+#undef SUMS
+#undef MULTIPLY
+    return sum_lanes(s00, s01, s02, s03, s10, s11, s12, s13, s20, s21, s22, s23, s30, s31, s32,
+                     s33);
 }
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Outputs [first, first + CHUNK) of one linear layer for all rows; `add` adds to what is there. */
+/* The rows that come after those being multiplied, handed out one for each tile. */
+typedef struct {
+    const number *next, *end;
+    int64_t k;
+} Ahead;
+
+static inline const number *take(Ahead *ahead) {
+    const number *row = ahead->next;
+    if (row < ahead->end) ahead->next += ahead->k;
+    return row;
+}
+
+/* `count` rows from `first` on come next; `tiles` of them can be asked for one by one, the others
+ * at once. */
+static inline Ahead rows_ahead(const number *first, int64_t count, int64_t k, int64_t tiles) {
+    Ahead out = {first, first + count * k, k};
+    while ((out.end - out.next) / k > tiles) {
+        for (int64_t i = 0; i < k; i += 64 / (int64_t)sizeof(number))
+            __builtin_prefetch(out.next + i, 0, 2);
+        out.next += k;
+    }
+    return out;
+}
+
+static inline v16 with_bias(v16 sums, const number *bias, int64_t width) {
+    if (bias)
+        for (int i = 0; i < LANES; i++) sums[i] += i % TILE < width ? to_float(bias[i % TILE]) : 0;
+    return sums;
+}
+
+/* Outputs [first, first + CHUNK) of one linear layer for all rows; `add` adds to what is there.
+ * Pairs of tiles share the rows of `a` while these are near. */
 static void product(const number *a, int64_t rows, int64_t k, Linear linear, int64_t outputs,
                     int64_t first, float *out, int64_t ldo, int add) {
     int64_t last = least(first + CHUNK, outputs);
-    for (int64_t block = 0; block < rows; block += ROW_BLOCK) {
-        int64_t block_end = least(block + ROW_BLOCK, rows);
-        for (int64_t n = first; n < last; n += TILE) {
-            const number *w[TILE];
-            int64_t width = least(TILE, last - n);
-            for (int64_t j = 0; j < TILE; j++)
-                w[j] = linear.weight + (n + (j < width ? j : 0)) * k;
-            for (int64_t m = block; m < block_end; m += TILE) {
-                float c[TILE][TILE];
-                int64_t height = least(TILE, block_end - m);
-                any_tile((int)height, a + m * k, k, w, k, c);
+    for (int64_t pair = first; pair < last; pair += 2 * TILE) {
+        int64_t after = least(pair + 2 * TILE, outputs);
+        Ahead ahead = rows_ahead(linear.weight + after * k, least(2 * TILE, outputs - after), k,
+                                 2 * ((rows + TILE - 1) / TILE));
+        for (int64_t m = 0; m < rows; m += TILE) {
+            int64_t height = least(TILE, rows - m);
+            Rows x = rows_from(a + m * k, k, height);
+            for (int64_t n = pair; n < least(pair + 2 * TILE, last); n += TILE) {
+                int64_t width = least(TILE, last - n);
+                v16 sums = tile(x, rows_from(linear.weight + n * k, k, width), k, take(&ahead));
+                sums = with_bias(sums, linear.bias ? linear.bias + n : 0, width);
                 for (int64_t i = 0; i < height; i++) {
                     float *to = out + (m + i) * ldo + n;
-                    for (int64_t j = 0; j < width; j++) {
-                        float value = c[i][j];
-                        if (linear.bias) value += to_float(linear.bias[n + j]);
-                        to[j] = add ? to[j] + value : value;
-                    }
+                    for (int64_t j = 0; j < width; j++)
+                        to[j] = add ? to[j] + sums[i * TILE + j] : sums[i * TILE + j];
                 }
             }
         }
@@ -231,32 +273,24 @@ static inline v16 activate(v16 x, int64_t is_gelu) {
 static void gated_product(const Shape *s, const number *a, int64_t rows, const Layer *layer,
                           int64_t first, number *out) {
     int64_t k = s->hidden, last = least(first + CHUNK, s->inner);
-    for (int64_t block = 0; block < rows; block += ROW_BLOCK) {
-        int64_t block_end = least(block + ROW_BLOCK, rows);
-        for (int64_t n = first; n < last; n += TILE) {
-            const number *g[TILE], *u[TILE];
-            for (int64_t j = 0; j < TILE; j++) {
-                g[j] = layer->gate.weight + (n + j) * k;
-                u[j] = layer->up.weight + (n + j) * k;
-            }
-            for (int64_t m = block; m < block_end; m += TILE) {
-                float gate[TILE][TILE], up[TILE][TILE];
-                int64_t height = least(TILE, block_end - m);
-                any_tile((int)height, a + m * k, k, g, k, gate);
-                any_tile((int)height, a + m * k, k, u, k, up);
-                for (int64_t i = 0; i < height; i++)
-                    for (int64_t j = 0; j < TILE; j++) {
-                        if (layer->gate.bias) gate[i][j] += to_float(layer->gate.bias[n + j]);
-                        if (layer->up.bias) up[i][j] += to_float(layer->up.bias[n + j]);
-                    }
-                v16 x, y;
-                memcpy(&x, gate, sizeof x);
-                memcpy(&y, up, sizeof y);
-                v16 both = activate(x, s->is_gelu) * y;
-                for (int64_t i = 0; i < height; i++)
-                    for (int64_t j = 0; j < TILE; j++)
-                        out[(m + i) * s->inner + n + j] = from_float(both[i * TILE + j]);
-            }
+    for (int64_t n = first; n < last; n += TILE) {
+        Rows gate = rows_from(layer->gate.weight + n * k, k, TILE);
+        Rows up = rows_from(layer->up.weight + n * k, k, TILE);
+        int64_t after = least(n + TILE, s->inner), tiles = (rows + TILE - 1) / TILE;
+        Ahead gates = rows_ahead(layer->gate.weight + after * k, least(TILE, s->inner - after), k,
+                                 tiles);
+        Ahead ups = rows_ahead(layer->up.weight + after * k, least(TILE, s->inner - after), k,
+                               tiles);
+        for (int64_t m = 0; m < rows; m += TILE) {
+            int64_t height = least(TILE, rows - m);
+            Rows x = rows_from(a + m * k, k, height);
+            v16 g = tile(x, gate, k, take(&gates)), u = tile(x, up, k, take(&ups));
+            g = with_bias(g, layer->gate.bias ? layer->gate.bias + n : 0, TILE);
+            u = with_bias(u, layer->up.bias ? layer->up.bias + n : 0, TILE);
+            v16 both = activate(g, s->is_gelu) * u;
+            for (int64_t i = 0; i < height; i++)
+                for (int64_t j = 0; j < TILE; j++)
+                    out[(m + i) * s->inner + n + j] = from_float(both[i * TILE + j]);
         }
     }
 }
