@@ -64,6 +64,19 @@ def family_config(family: str) -> transformers.PretrainedConfig:
         return transformers.Qwen3Config(**COMMON, head_dim=32)
     if family == "gemma":
         return transformers.GemmaConfig(**COMMON, head_dim=16)
+    if family == "gpt2":
+        sizes = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 512}
+        return transformers.GPT2Config(
+            vocab_size=VOCAB, bos_token_id=1, eos_token_id=2, pad_token_id=2, **sizes
+        )
+    if family == "gpt-neox":
+        return transformers.GPTNeoXConfig(**{**COMMON, "num_key_value_heads": 4})
+    if family == "gemma2":
+        return transformers.Gemma2Config(
+            **COMMON, head_dim=16, sliding_window=16, query_pre_attn_scalar=20
+        )
+    if family == "gemma3":
+        return transformers.Gemma3TextConfig(**COMMON, head_dim=16, sliding_window=16)
     raise ValueError(family)
 
 

@@ -41,6 +41,23 @@ def test_greedy_tokens_equal_those_of_transformers(
         assert ask(engine, prompt, greedy(40)).all() == reference(folder, prompt, 40)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt-neox", "gemma2", "gemma3", "llama", "mistral"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_models_computed_by_transformers_code_give_its_tokens(
+    family, make_model, start_engine, ask, reference
+):
+    folder = make_model(family)
+    engine = start_engine(folder, kernel="transformers")
+    heard = [ask(engine, prompt, greedy(30)) for prompt in prompts(3)]
+    for one, prompt in zip(heard, prompts(3), strict=True):
+        assert one.all() == reference(folder, prompt, 30)
+
+
+def test_a_kernel_that_cannot_compute_an_architecture_is_refused(make_model, start_engine):
+    with pytest.raises(UnsupportedError, match="gpt2"):
+        start_engine(make_model("gpt2"), kernel="c")
+
+
 def test_greedy_tokens_of_smollm2_equal_those_of_transformers(
     smollm2, start_engine, ask, reference
 ):

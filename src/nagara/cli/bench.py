@@ -19,6 +19,14 @@ BENCHMARKS: dict[str, _Entry] = {
         "nagara.cli.bench_coldstart:coldstart",
         "From a request to the first token, started plainly and restored.",
     ),
+    "overlap": _Entry(
+        "nagara.cli.bench_engine:overlap",
+        "How busy the device is with and without a step in flight.",
+    ),
+    "engine": _Entry(
+        "nagara.cli.bench_engine:engine",
+        "The engine's speed against what its linear layers alone allow.",
+    ),
 }
 
 

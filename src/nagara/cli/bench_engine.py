@@ -1,64 +1,32 @@
 """`nagara bench overlap` and `nagara bench engine`: how busy the device is, how fast the engine."""
 
-import json
-import platform
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 from nagara.base.errors import NagaraError
+from nagara.cli.bench_report import print_json, report
+from nagara.cli.settings import Settings
+from nagara.image.models import find_model
 
 
 def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
-
-
-def _frame(command: str) -> dict[str, Any]:
-    """What every benchmark's object begins with."""
-    import os
-
-    return {
-        "nagara": metadata.version("nagara") if _is_installed() else "unknown",
-        "machine": {
-            "cpu": _cpu_model(),
-            "cores": len(os.sched_getaffinity(0)),
-            "kernel": platform.release(),
-        },
-        "command": command,
-    }
-
-
-def _is_installed() -> bool:
-    try:
-        metadata.version("nagara")
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def _print(result: dict[str, Any], is_json: bool) -> None:
     if is_json:
-        print(json.dumps(result, indent=2))
+        print_json(result)
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=result["command"])
+    whole = report(result)
+    table = Table(title=whole["command"])
     table.add_column("what")
     table.add_column("value", justify="right")
-    for name, value in _flat(result):
+    for name, value in _flat(whole):
         table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
     Console().print(table)
 
@@ -90,16 +58,15 @@ def overlap(device: str, step_ms: float, batch: int, tokens: int, is_json: bool)
     from nagara.engine.bench_overlap import run
     from nagara.engine.errors import EngineError
 
-    command = f"overlap --device {device} --step-ms {step_ms} --batch {batch} --tokens {tokens}"
     try:
         result = run(device, step_ms, batch, tokens, _note)
     except EngineError as error:
         raise NagaraError(error.what, where=error.where, hint=error.hint) from error
-    _print({**_frame(command), **result}, is_json)
+    _print(result, is_json)
 
 
 @click.command("engine")
-@click.option("--model", type=click.Path(path_type=Path), required=True, help="A model folder.")
+@click.option("--model", default="smollm2", show_default=True, help="A model's name, or a folder.")
 @click.option("--runs", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--depth", type=click.IntRange(0, 1), default=1, show_default=True)
 @click.option(
@@ -109,15 +76,18 @@ def overlap(device: str, step_ms: float, batch: int, tokens: int, is_json: bool)
     show_default=True,
 )
 @click.option("--json", "is_json", is_flag=True, help="One JSON object on standard output.")
-def engine(model: Path, runs: int, depth: int, kernel: str, is_json: bool) -> None:
+@click.pass_obj
+def engine(state: Settings, model: str, runs: int, depth: int, kernel: str, is_json: bool) -> None:
     """Measure throughput against the bound that the linear layers alone set."""
     from nagara.engine.bench_engine import PROMPTS, run_bench
     from nagara.engine.errors import EngineError
     from nagara.engine.settings import EngineSettings
 
+    is_folder = Path(model).is_dir()
+    folder = Path(model) if is_folder else find_model(state.models_dir, model).path
     settings = EngineSettings(dtype="bfloat16", depth=depth, kernel=kernel, max_concurrency=PROMPTS)
     try:
-        result = run_bench(model, settings, runs, _note)
+        result = run_bench(folder, settings, runs, _note)
     except EngineError as error:
         raise NagaraError(error.what, where=error.where, hint=error.hint) from error
-    _print({**_frame(f"engine --model {model.name} --runs {runs}"), **result}, is_json)
+    _print(result, is_json)

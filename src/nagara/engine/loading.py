@@ -4,10 +4,17 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from nagara.engine.config import FLAT_MODEL_TYPES, ModelConfig, parse_model_config
+from nagara.engine.adapter import AdaptedModel
+from nagara.engine.config import (
+    FLAT_MODEL_TYPES,
+    ModelConfig,
+    parse_general_config,
+    parse_model_config,
+)
 from nagara.engine.errors import UnsupportedError
 from nagara.engine.flat import FlatModel
 from nagara.engine.flat_c import CFlatModel
@@ -42,7 +49,9 @@ def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
     folder = check_model_folder(path)
     generation_file = folder.path / "generation_config.json"
     generation = read_json_object(generation_file) if generation_file.exists() else None
-    config = parse_model_config(folder.config, generation)
+    is_flat = is_flat_type(folder.config, settings.kernel)
+    parse = parse_model_config if is_flat else parse_general_config
+    config = parse(folder.config, generation)
     dtype = pick_dtype(settings.dtype, config.dtype)
     model, copied = build_model(folder, config, dtype, settings)
     context = min(settings.context or config.context, config.context)
@@ -68,8 +77,9 @@ def build_model(
     folder: ModelFolder, config: ModelConfig, dtype: torch.dtype, settings: EngineSettings
 ) -> tuple[StepModel, int]:
     """The model and how many bytes of weights had to be copied."""
-    if config.model_type not in FLAT_MODEL_TYPES:
-        raise UnsupportedError(f"model type {config.model_type!r}", where="config.json")
+    if not is_flat_type(folder.config, settings.kernel):
+        adapted = AdaptedModel(folder.path, config, dtype, settings.device)
+        return adapted, adapted.weight_bytes
     device = torch.device(settings.device)
     weights = MappedWeights(folder, dtype)
     taken = take_flat_weights(config, weights)
@@ -82,6 +92,22 @@ def build_model(
             log.info("computing with torch: %s", error.what)
     flat = FlatModel(config, taken, dtype, device, is_compiled=settings.is_compiled)
     return flat, weights.copied_bytes
+
+
+def is_flat_type(config: dict[str, Any], kernel: str) -> bool:
+    """Whether the forward pass is our own.
+
+    Raises:
+        UnsupportedError: the asked kernel cannot compute this architecture.
+    """
+    is_known = config.get("model_type") in FLAT_MODEL_TYPES
+    if not is_known and kernel in ("c", "torch"):
+        raise UnsupportedError(
+            f"the {kernel} kernel does not compute {config.get('model_type')!r}",
+            where="kernel",
+            hint="auto or transformers",
+        )
+    return is_known and kernel != "transformers"
 
 
 def _wants_c(settings: EngineSettings) -> bool:

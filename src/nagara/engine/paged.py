@@ -13,6 +13,14 @@ from nagara.engine.inputs import StepInputs
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreForm:
+    """How dot products become scores."""
+
+    scale: float
+    softcap: float | None = None  # scores are bent to stay below it
+
+
+@dataclass(frozen=True, slots=True)
 class _Prefill:
     first: int
     count: int
@@ -57,9 +65,16 @@ class PagedRows:
                 )
         return cls(write_at, decode_rows, decode_tokens, decode_hidden, tuple(prefills))
 
-    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        form: "ScoreForm | None" = None,
+    ) -> torch.Tensor:
         """`[rows, heads * dim]` from `q [rows, heads, dim]` and `[cache tokens, kv heads, dim]`."""
         rows, heads, dim = q.shape
+        form = form or ScoreForm(dim**-0.5)
         out = q.new_empty(rows, heads * dim)
         if self.decode_rows is not None:
             assert self.decode_tokens is not None
@@ -67,11 +82,13 @@ class PagedRows:
             # [rows, context, kv heads, dim]; each row is a batch of its own
             k, v = keys[self.decode_tokens], values[self.decode_tokens]
             some = q[self.decode_rows][:, None]
-            out[self.decode_rows] = _attend(some, k, v, self.decode_hidden[:, None]).squeeze(1)
+            out[self.decode_rows] = _attend(some, k, v, self.decode_hidden[:, None], form).squeeze(
+                1
+            )
         for run in self.prefills:
             some = q[None, run.first : run.first + run.count]
             k, v = keys[run.tokens][None], values[run.tokens][None]
-            out[run.first : run.first + run.count] = _attend(some, k, v, run.hidden[None])[0]
+            out[run.first : run.first + run.count] = _attend(some, k, v, run.hidden[None], form)[0]
         return out
 
 
@@ -84,7 +101,7 @@ def _hidden(positions: torch.Tensor, context: int, window: int | None) -> torch.
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor, form: ScoreForm
 ) -> torch.Tensor:
     """For each of n: `q [rows, heads, dim]`, `k`, `v [context, kv heads, dim]`."""
     n, rows, heads, dim = q.shape
@@ -92,7 +109,9 @@ def _attend(
     grouped = q.view(n, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)  # [n, kv, group, rows, dim]
     stacked = grouped.reshape(n * kv_heads, -1, dim)
     kk = k.permute(0, 2, 3, 1).reshape(n * kv_heads, dim, context)
-    scores = torch.bmm(stacked, kk).view(n, kv_heads, -1, rows, context).float() * dim**-0.5
+    scores = torch.bmm(stacked, kk).view(n, kv_heads, -1, rows, context).float() * form.scale
+    if form.softcap is not None:
+        scores = torch.tanh(scores / form.softcap) * form.softcap
     scores = scores.masked_fill_(hidden[:, None, None], float("-inf"))
     weights = torch.softmax(scores, -1).to(q.dtype).view(n * kv_heads, -1, context)
     vv = v.permute(0, 2, 1, 3).reshape(n * kv_heads, context, dim)

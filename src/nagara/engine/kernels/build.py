@@ -19,32 +19,67 @@ SOURCE = Path(__file__).with_name("flat.c")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-w")
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept; NAGARA_ENGINE_CACHE or the user's cache folder."""
+def cache_folders() -> list[Path]:
+    """Where kernels may lie and be put, best first.
+
+    NAGARA_ENGINE_CACHE alone if it is set. Else beside the text, as Python keeps its compiled
+    files: there every process finds what one has compiled, also in a container that shows the
+    installation read-only. Else the user's cache, else a folder for temporary files.
+    """
     named = os.environ.get("NAGARA_ENGINE_CACHE")
     if named:
-        return Path(named)
+        return [Path(named)]
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "nagara" / "kernels"
+    own = (Path(base) if base else Path.home() / ".cache") / "nagara" / "kernels"
+    temporary = Path(tempfile.gettempdir()) / f"nagara-kernels-{os.getuid()}"
+    return [SOURCE.parent / "__pycache__", own, temporary]
 
 
 def load_kernel(*, is_bfloat16: bool) -> ctypes.CDLL:
     """The compiled kernel for one number type.
 
     Raises:
-        UnsupportedError: there is no C compiler with OpenMP, or it refuses the text.
+        UnsupportedError: there is no C compiler with OpenMP, or no folder to keep the kernel in.
     """
+    try:
+        return ctypes.CDLL(str(find_or_compile(is_bfloat16=is_bfloat16)))
+    except OSError as error:
+        raise UnsupportedError(f"the kernel cannot be loaded: {error}", where="kernel") from error
+
+
+def find_or_compile(*, is_bfloat16: bool) -> Path:
+    """The kernel's file, compiled if no folder has it. Raises UnsupportedError."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise UnsupportedError("there is no C compiler", where="kernel", hint="install gcc")
     flags = (*FLAGS, f"-DBF16={int(is_bfloat16)}")
-    file = cache_folder() / f"flat-{_name(compiler, flags)}.so"
+    name = f"flat-{_name(compiler, flags)}.so"
+    folders = [folder for folder in cache_folders() if _is_trusted(folder)]
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
+    reasons = []
+    for folder in folders:
+        try:
+            _compile(compiler, flags, folder / name)
+        except OSError as error:
+            reasons.append(f"{folder}: {error.strerror}")
+            continue
+        return folder / name
+    raise UnsupportedError(
+        "no folder can keep the kernel: " + "; ".join(reasons),
+        where="kernel",
+        hint="set NAGARA_ENGINE_CACHE to a folder of yours",
+    )
+
+
+def _is_trusted(folder: Path) -> bool:
+    """Code is loaded only from folders that nobody but root and this user can write to."""
     try:
-        if not file.exists():
-            _compile(compiler, flags, file)
-        return ctypes.CDLL(str(file))
-    except OSError as error:
-        raise UnsupportedError(f"the kernel cannot be used: {error}", where=str(file)) from error
+        found = folder.stat()
+    except OSError:
+        return True  # made by us when needed
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o002
 
 
 def _name(compiler: str, flags: tuple[str, ...]) -> str:
@@ -65,7 +100,7 @@ def _cpu_flags() -> bytes:
 
 def _compile(compiler: str, flags: tuple[str, ...], file: Path) -> None:
     """Compile beside the target and rename: who looks for it finds all of it or nothing."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=".flat-", suffix=".so")
     os.close(handle)
     try:
