@@ -24,7 +24,7 @@ TokenText = Callable[[int], str]
 class Call:
     """What completions and chat have in common once parsed."""
 
-    model: str
+    model: str | None
     params: SamplingParams
     n: int
     is_stream: bool
@@ -105,9 +105,7 @@ def parse_detokenize(body: dict[str, Any]) -> list[int]:
 
 
 def _call(fields: Fields, max_tokens: int, logprobs: int | None, n: int) -> Call:
-    model = fields.text("model") or ""
-    if not model:
-        raise RequestError("model is missing", where="model")
+    model = fields.text("model")
     if not 1 <= n <= MAX_CHOICES:
         raise RequestError(f"n must be in [1, {MAX_CHOICES}]", where="n")
     seed = fields.any("seed")

@@ -194,8 +194,9 @@ class ModelServer:
         shape = ChatShape(self._name)
         return await self._answer(request, shape, call, [prompt], parsed.tools is not None)
 
-    def _check_model(self, name: str) -> None:
-        if name != self._name:
+    def _check_model(self, name: str | None) -> None:
+        """A request that names no model means the one there is."""
+        if name is not None and name != self._name:
             raise UnknownModelError(
                 f"the model {name!r} is not served here; {self._name!r} is", where="model"
             )
