@@ -125,6 +125,7 @@ def own_instance(state: Path, purpose: str) -> Iterator[Instance]:
     state.mkdir(parents=True, exist_ok=True)
     own = Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=state))
     with ExitStack() as held:
+        held.enter_context(_termination_unwinds())
         held.callback(_remove, own)
         held.enter_context(only_holder(own, INSTANCE_LOCK, "it is another process's"))
         for shared in ("models", "tools"):
@@ -150,6 +151,20 @@ def own_instance(state: Path, purpose: str) -> Iterator[Instance]:
             yield _until_up(process, own, log)
         finally:
             _end(process)
+
+
+@contextmanager
+def _termination_unwinds() -> Iterator[None]:
+    """SIGTERM meanwhile leaves by an exception, as Ctrl-C does, so that everything is undone."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def instance_folders(state: Path) -> list[Path]:
