@@ -29,7 +29,6 @@ from nagara.engine.errors import (
     EngineError,
     OverloadedError,
     RequestError,
-    UnsupportedError,
 )
 from nagara.engine.events import Receiver, TokenEvent
 from nagara.engine.grammar import GrammarMaker
@@ -408,6 +407,4 @@ class Engine:
 def _make_device(settings: EngineSettings) -> Device:
     if settings.device == "cuda":
         return cuda_device()
-    if settings.pack == "on" and settings.is_compiled:
-        raise UnsupportedError("packed weights cannot be compiled", where="pack")
     return worker_device() if settings.depth else inline_device()

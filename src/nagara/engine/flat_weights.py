@@ -1,6 +1,7 @@
 """The tensors of a Llama-family model by their role, taken out of a folder by their names."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -16,8 +17,20 @@ class Projection:
     weight: torch.Tensor
     bias: torch.Tensor | None
 
+    packed: torch.Tensor | None = None  # the weight in the order that oneDNN multiplies best
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        if self.packed is None:
+            return functional.linear(x, self.weight, self.bias)
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self.packed, self.bias, "none", [], ""
+        )
+        return out
+
+    def pack(self) -> "Projection":
+        """The same with a packed copy, which lies in memory of its own."""
+        packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), None)
+        return Projection(self.weight, self.bias, packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,46 @@ class FlatWeights:
     layers: tuple[Layer, ...]
     norm: torch.Tensor
     head: torch.Tensor  # [vocab, hidden]; the embedding itself where the two are tied
+
+    def to(self, device: torch.device) -> "FlatWeights":
+        """A copy on another device; tied tensors stay tied."""
+        moved: dict[int, torch.Tensor] = {}
+
+        def move(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                if id(value) not in moved:
+                    moved[id(value)] = value.to(device)
+                return moved[id(value)]
+            if isinstance(value, tuple):
+                return tuple(move(item) for item in value)
+            if isinstance(value, Projection | Layer | FlatWeights):
+                return type(value)(*(move(getattr(value, f.name)) for f in fields(value)))
+            return value
+
+        out = move(self)
+        assert isinstance(out, FlatWeights)
+        return out
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this processor and this build of torch multiply packed weights of the type."""
+    return dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def pack_weights(weights: FlatWeights) -> tuple[FlatWeights, int]:
+    """Packed copies of all layers' products, and how many bytes these take."""
+    size = 0
+
+    def packed(layer: Layer) -> Layer:
+        nonlocal size
+        changes = {}
+        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+            projection = getattr(layer, name).pack()
+            size += projection.weight.nbytes
+            changes[name] = projection
+        return replace(layer, **changes)
+
+    return replace(weights, layers=tuple(packed(layer) for layer in weights.layers)), size
 
 
 def take_flat_weights(config: ModelConfig, weights: MappedWeights) -> FlatWeights:

@@ -18,7 +18,7 @@ from nagara.engine.config import (
 from nagara.engine.errors import UnsupportedError
 from nagara.engine.flat import FlatModel
 from nagara.engine.flat_c import CFlatModel
-from nagara.engine.flat_weights import take_flat_weights
+from nagara.engine.flat_weights import can_pack, pack_weights, take_flat_weights
 from nagara.engine.model import StepModel
 from nagara.engine.modelfolder import ModelFolder, check_model_folder, read_json_object
 from nagara.engine.settings import EngineSettings, cache_blocks
@@ -90,8 +90,24 @@ def build_model(
             if settings.kernel == "c":
                 raise
             log.info("computing with torch: %s", error.what)
-    flat = FlatModel(config, taken, dtype, device, is_compiled=settings.is_compiled)
-    return flat, weights.copied_bytes
+    copied = weights.copied_bytes
+    if device.type != "cpu":
+        taken = taken.to(device)
+    elif _wants_packed(settings, dtype):
+        taken, packed = pack_weights(taken)
+        copied += packed
+    return FlatModel(config, taken, dtype, device, is_compiled=settings.is_compiled), copied
+
+
+def _wants_packed(settings: EngineSettings, dtype: torch.dtype) -> bool:
+    is_possible = not settings.is_compiled and can_pack(dtype)
+    if settings.pack == "on" and not is_possible:
+        raise UnsupportedError(
+            "weights cannot be packed: that needs bfloat16, a processor that multiplies it, and no "
+            "compilation",
+            where="pack",
+        )
+    return settings.pack != "off" and is_possible
 
 
 def is_flat_type(config: dict[str, Any], kernel: str) -> bool:
@@ -111,7 +127,9 @@ def is_flat_type(config: dict[str, Any], kernel: str) -> bool:
 
 
 def _wants_c(settings: EngineSettings) -> bool:
-    is_possible = settings.device == "cpu" and not settings.is_compiled
+    is_possible = settings.device == "cpu" and not settings.is_compiled and settings.pack != "on"
     if settings.kernel == "c" and not is_possible:
-        raise UnsupportedError("the C kernel is for the CPU", where="kernel")
+        raise UnsupportedError(
+            "the C kernel is for the CPU, and for weights that are not packed", where="kernel"
+        )
     return settings.kernel == "c" or (settings.kernel == "auto" and is_possible)

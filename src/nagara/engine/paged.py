@@ -1,8 +1,8 @@
 """Attention of a step's rows over the paged cache, in torch operations.
 
-Runs of one row (decode) go together, padded to the longest context among them; runs of several
-rows (prefill) go one by one. On this path the last bits of a row may depend on how long its batch
-mates are.
+The runs of one row at the step's beginning (decode) go together, padded to the longest context
+among them; all others (prefill) go one by one. On this path the last bits of a row may depend on
+how long its batch mates are.
 """
 
 from dataclasses import dataclass
@@ -33,37 +33,36 @@ class PagedRows:
     """Where a step's rows are written and what they look at; made once, used by every layer."""
 
     write_at: torch.Tensor  # [rows]: the token place of each row in the cache
-    decode_rows: torch.Tensor | None
-    decode_tokens: torch.Tensor | None  # [decode rows, context]
-    decode_hidden: torch.Tensor | None  # bool [decode rows, context]
+    decodes: int  # the first rows are runs of one row each
+    decode_tokens: torch.Tensor  # [decodes, context]: where their tokens lie
+    decode_hidden: torch.Tensor  # bool [decodes, context]: True where a row may not look
     prefills: tuple[_Prefill, ...]
 
     @classmethod
     def of(cls, inputs: StepInputs, block_size: int, window: int | None) -> "PagedRows":
+        """Only slices and device operations: a copy from the host would wait for the device."""
         device = inputs.ids.device
-        table = inputs.table.long()
-        blocks = table[inputs.row_run, inputs.positions // block_size]
-        write_at = blocks * block_size + inputs.positions % block_size
+        table, positions = inputs.table.long(), inputs.positions
+        blocks = table[inputs.row_run, positions // block_size]
+        write_at = blocks * block_size + positions % block_size
         offsets = torch.arange(block_size, device=device)
         places = (table[:, :, None] * block_size + offsets).flatten(1)  # [runs, context]
-        decodes = [i for i, run in enumerate(inputs.runs) if run.rows == 1]
-        decode_rows = decode_tokens = decode_hidden = None
-        if decodes:
-            longest = max(inputs.runs[i].start + 1 for i in decodes)
-            index = torch.tensor(decodes, device=device)
-            decode_rows = torch.tensor([inputs.runs[i].first for i in decodes], device=device)
-            decode_tokens = places[index, :longest]
-            positions = inputs.positions[decode_rows]
-            decode_hidden = _hidden(positions, longest, window)
+        decodes = longest = 0
+        while decodes < len(inputs.runs) and inputs.runs[decodes].rows == 1:
+            longest = max(longest, inputs.runs[decodes].start + 1)
+            decodes += 1
         prefills = []
-        for i, run in enumerate(inputs.runs):
-            if run.rows > 1:
-                end = run.start + run.rows
-                positions = inputs.positions[run.first : run.first + run.rows]
-                prefills.append(
-                    _Prefill(run.first, run.rows, places[i, :end], _hidden(positions, end, window))
-                )
-        return cls(write_at, decode_rows, decode_tokens, decode_hidden, tuple(prefills))
+        for i, run in enumerate(inputs.runs[decodes:], decodes):
+            end = run.start + run.rows
+            hidden = _hidden(positions[run.first : run.first + run.rows], end, window)
+            prefills.append(_Prefill(run.first, run.rows, places[i, :end], hidden))
+        return cls(
+            write_at,
+            decodes,
+            places[:decodes, :longest],
+            _hidden(positions[:decodes], longest, window),
+            tuple(prefills),
+        )
 
     def attend(
         self,
@@ -76,15 +75,11 @@ class PagedRows:
         rows, heads, dim = q.shape
         form = form or ScoreForm(dim**-0.5)
         out = q.new_empty(rows, heads * dim)
-        if self.decode_rows is not None:
-            assert self.decode_tokens is not None
-            assert self.decode_hidden is not None
+        if self.decodes:
             # [rows, context, kv heads, dim]; each row is a batch of its own
             k, v = keys[self.decode_tokens], values[self.decode_tokens]
-            some = q[self.decode_rows][:, None]
-            out[self.decode_rows] = _attend(some, k, v, self.decode_hidden[:, None], form).squeeze(
-                1
-            )
+            hidden = self.decode_hidden[:, None]
+            out[: self.decodes] = _attend(q[: self.decodes, None], k, v, hidden, form)[:, 0]
         for run in self.prefills:
             some = q[None, run.first : run.first + run.count]
             k, v = keys[run.tokens][None], values[run.tokens][None]

@@ -52,6 +52,8 @@ class Runner:
             capacity.runs + 1, dtype=torch.int64, device=device.torch_device
         )
         self._sampler = Sampler(capacity.runs, model.config.vocab, device.torch_device)
+        if device.torch_device.type == "cuda":
+            torch.cuda.synchronize()  # the streams start from finished buffers and weights
         self._is_checking = is_checking
         if is_checking:
             for buffers in self._sets:

@@ -190,7 +190,8 @@ def _draw_filtered(
 ) -> torch.Tensor:
     """Look at the likeliest candidates; where a filter reaches beyond them, at all."""
     vocab = scaled.shape[-1]
-    width = min(FILTER_WIDTH, vocab)
+    # On a GPU sorting all is cheaper than asking whether that is needed
+    width = vocab if scaled.is_cuda else min(FILTER_WIDTH, vocab)
     values, ids = scaled.topk(width, -1)
     kept, probabilities = _keep(values, total, top_k, top_p, min_p)
     if width < vocab and bool(kept[:, -1].any()):
