@@ -55,7 +55,7 @@ $(MODEL): | setup
 # Containers and snapshots need root; without them everything runs as plain processes.
 tools: setup
 	@if [ "$$(id -u)" = 0 ]; then \
-	    $(BIN)/nagara setup runc && $(BIN)/nagara setup criu || \
+	    $(BIN)/nagara setup || \
 	        echo "going on without containers and snapshots" >&2; \
 	else \
 	    echo "not root: going on without containers and snapshots" >&2; \

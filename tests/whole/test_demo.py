@@ -35,7 +35,7 @@ def test_the_demo_answers_the_same_from_a_snapshot(
     assert "restored start" in done.stdout
     assert "times faster" in done.stdout
     assert done.stdout.count("Paris") == 2
-    assert "nagara up examples/smollm2.toml" in done.stdout
+    assert "up examples/smollm2.toml" in done.stdout
     assert owned_by(tmp_path) == []
     assert {path.name for path in tmp_path.iterdir()} == {"models", "tools"}
 

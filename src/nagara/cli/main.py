@@ -30,13 +30,16 @@ COMMANDS: dict[str, _Entry] = {
     "up": _Entry("nagara.cli.up:up", "Run the gateway and everything behind it on this machine."),
     "agent": _Entry("nagara.cli.agent:agent", "Run this machine's node agent alone."),
     "deploy": _Entry("nagara.cli.deploy:deploy", "Add or replace the apps of an app file."),
-    "apps": _Entry("nagara.cli.apps:apps", "List the apps and their replicas."),
+    "apps": _Entry(
+        "nagara.cli.apps:apps", "List the apps, their number of replicas, what is wrong."
+    ),
     "logs": _Entry("nagara.cli.logs:logs", "Print what an app's replicas wrote."),
     "trace": _Entry("nagara.cli.trace:trace", "Show where the time of a start went."),
     "delete": _Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
     "models": _Entry("nagara.cli.models:models", "Add, list and remove model folders."),
     "engine": _Entry("nagara.cli.engine:engine", "Serve one model with nagara's own engine."),
     "bench": _Entry("nagara.cli.bench:bench", "Measure; every figure of the README comes from it."),
+    "doctor": _Entry("nagara.cli.doctor:doctor", "Try out what this machine can do; list leaks."),
     "setup": _Entry("nagara.cli.setup:setup", "Get the tools that containers and snapshots need."),
     "version": _Entry("nagara.cli.version:version", "Print the version."),
 }

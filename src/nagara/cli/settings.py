@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nagara.base.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -26,6 +28,17 @@ class Settings:
     def tools_dir(self) -> Path:
         """Programs that `nagara setup` put there because the machine's own did not do."""
         return self.state / "tools"
+
+    def make_state(self) -> None:
+        """Makes the folder where it is missing. Raises `UsageError` where that cannot be."""
+        try:
+            self.state.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"the state folder cannot be made: {error.strerror}",
+                where=str(self.state),
+                hint="name another with --state or NAGARA_STATE",
+            ) from error
 
 
 def default_state(environ: Mapping[str, str], user_id: int) -> Path:

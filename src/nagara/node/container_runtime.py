@@ -239,6 +239,7 @@ class ContainerRuntime:
             binds=needed + tuple(self.model_bind(model) for model in spec.models),
             cpu_cores=spec.limits.cpu,
             memory_bytes=spec.limits.memory_bytes,
+            tasks=_tasks_limit(),
             criu_config=self._criu_config,
         ).write(folder.bundle)
 
@@ -270,6 +271,12 @@ class ContainerRuntime:
         env = _app_environment(spec)
         request = {"do": "after_restore", "replica": folder.name, "env": env}
         await asyncio.to_thread(call_hook, pid, request, timeout_s=_HOOK_S)
+
+
+def _tasks_limit() -> int:
+    """Far above what servers have, and a part of the machine's pids, so that no replica can use
+    them up."""
+    return min(32768, int(Path("/proc/sys/kernel/pid_max").read_text()) // 8)
 
 
 def _values(spec: ReplicaSpec) -> dict[str, str]:

@@ -33,7 +33,7 @@ from nagara.contract.replica import (
     StartReport,
 )
 from nagara.node.admission import check_name, check_order
-from nagara.node.asking import connected, until_ready
+from nagara.node.asking import Readiness, connected
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
 from nagara.node.owned_tasks import finished, in_thread
@@ -373,7 +373,8 @@ class LocalNode:
         self, replica: Replica, running: Running, spec: ReplicaSpec
     ) -> str | None:
         """None when the replica is ready; else why it will not be."""
-        ready = asyncio.create_task(until_ready(running.port, spec.ready_path))
+        readiness = Readiness(running.port, spec.ready_path, spec.app)
+        ready = asyncio.create_task(readiness.reached())
         ended = asyncio.create_task(replica.ended.wait())
         try:
             await asyncio.wait(
@@ -389,7 +390,10 @@ class LocalNode:
         if not ready.cancelled():
             ready.result()
             return None
-        return f"{spec.ready_path} was not answered with a 2xx in {spec.start_timeout_s:.0f} s"
+        return (
+            f"{spec.ready_path} was not answered with a 2xx in {spec.start_timeout_s:.0f} s; "
+            f"it {readiness.last}"
+        )
 
     async def _save(
         self, replica: Replica, running: Running, spec: ReplicaSpec, staging: Path

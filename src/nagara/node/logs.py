@@ -3,6 +3,8 @@
 TENANT/APP/REPLICA.log   written by the keeper
 """
 
+import contextlib
+import os
 import shutil
 import threading
 from collections.abc import Collection
@@ -35,8 +37,8 @@ class ReplicaLogs:
         folder = self._root / record.tenant / record.app
         with self._turn:  # replicas of one app may start at the same time
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            logs = [(path.stat().st_mtime, path) for path in folder.glob("*.log")]
-            for _, old in sorted(logs)[: max(0, len(logs) - _KEPT_PER_APP + 1)]:
+            logs = sorted(folder.glob("*.log"), key=_modified_s)
+            for old in logs[: max(0, len(logs) - _KEPT_PER_APP + 1)]:
                 if old.stem not in existing:
                     old.unlink(missing_ok=True)
                     old.with_name(old.name + ".1").unlink(missing_ok=True)
@@ -44,8 +46,8 @@ class ReplicaLogs:
     def tail(self, replica: str, tail_bytes: int) -> bytes:
         """The last bytes of a replica's output. Raises `ReplicaGoneError`."""
         for path in self._root.glob(f"*/*/{replica}.log"):
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - tail_bytes))
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # being rotated
+                file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
                 return file.read()
         raise ReplicaGoneError("no log of such a replica is kept", where=replica)
 
@@ -61,3 +63,11 @@ class ReplicaLogs:
         """Removes the logs of an app."""
         with self._turn:
             shutil.rmtree(self._root / tenant / app, ignore_errors=True)
+
+
+def _modified_s(log: Path) -> float:
+    """When it was last written to; the keeper may be rotating it."""
+    try:
+        return log.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

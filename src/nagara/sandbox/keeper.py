@@ -363,6 +363,7 @@ def main() -> None:
     with contextlib.suppress(OSError):  # only root may lower it; others live with the default
         Path("/proc/self/oom_score_adj").write_text("-900")
     Keeper(listen(path)).run()
+    path.unlink(missing_ok=True)  # the lock is still held: it is not a successor's
 
 
 if __name__ == "__main__":

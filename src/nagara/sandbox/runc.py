@@ -74,14 +74,16 @@ class Runc:
             time.sleep(_PAUSE_AGAIN_S)
         self._run("pause", container)
 
-    def checkpoint(self, container: str, image: Path, work: Path) -> None:
+    def checkpoint(
+        self, container: str, image: Path, work: Path, *, time_limit_s: float = _CHECKPOINT_S
+    ) -> None:
         """Writes the paused container's memory to `image`; it stays paused.
 
         Runs in the folder `work`, by which it is found when this process is killed meanwhile.
         """
         options = ["--leave-running", "--image-path", str(image), "--work-path", str(work)]
         try:
-            self._run("checkpoint", *options, container, time_limit_s=_CHECKPOINT_S, cwd=work)
+            self._run("checkpoint", *options, container, time_limit_s=time_limit_s, cwd=work)
         except RuncError as error:
             raise RuncError(
                 "the checkpoint tool could not save the process: "
