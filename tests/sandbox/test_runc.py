@@ -63,10 +63,8 @@ def test_of_runcs_own_log_lines_the_message_is_taken(tmp_path):
 
 
 def test_a_pause_that_fails_at_first_is_tried_again(tmp_path):
-    program = tmp_path / "runc"
-    program.write_text(
-        f"#!/bin/sh\necho x >> {tmp_path}/tries; [ $(wc -l < {tmp_path}/tries) = 3 ]\n"
-    )
+    program, tries = tmp_path / "runc", tmp_path / "tries"
+    program.write_text(f"#!/bin/sh\necho x >> {tries}; [ $(wc -l < {tries}) = 3 ]\n")
     program.chmod(0o755)
     Runc(program, None, tmp_path).pause("c")
     assert tries.read_text() == "x\nx\nx\n"
