@@ -49,6 +49,27 @@ def test_a_failing_command_is_named_with_what_it_wrote(tmp_path):
         Runc(program, None, tmp_path).pause("c")
 
 
+def test_of_runcs_own_log_lines_the_message_is_taken(tmp_path):
+    program = tmp_path / "runc"
+    program.write_text(
+        "#!/bin/sh\n"
+        """echo 'time="1" level=warning msg="something else"' >&2\n"""
+        """echo 'time="2" level=error msg="container \\\\"x\\\\" is gone"' >&2\nexit 1\n"""
+    )
+    program.chmod(0o755)
+    with pytest.raises(RuncError) as caught:
+        Runc(program, None, tmp_path).delete("c")
+    assert caught.value.what == 'runc delete failed: container \\"x\\" is gone'
+
+
+def test_a_pause_that_fails_at_first_is_tried_again(tmp_path):
+    program, tries = tmp_path / "runc", tmp_path / "tries"
+    program.write_text(f"#!/bin/sh\necho x >> {tries}; [ $(wc -l < {tries}) = 3 ]\n")
+    program.chmod(0o755)
+    Runc(program, None, tmp_path).pause("c")
+    assert tries.read_text() == "x\nx\nx\n"
+
+
 def test_a_missing_program_is_named(tmp_path):
     with pytest.raises(RuncError, match="cannot be run"):
         Runc(tmp_path / "none", None, tmp_path).delete("c")

@@ -5,9 +5,11 @@ become the container's parent; the others run here, each with a time limit. Bloc
 a worker thread.
 """
 
+import contextlib
 import json
 import re
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from nagara.base.errors import NagaraError
 _CRIU_ERROR = re.compile(r"Error \([^)]*\): (.*)")
 # RLIMIT_NOFILE concerns the tool's own limit and is harmless.
 _ONLY_THE_WAY_OUT = ("RLIMIT_NOFILE", "exited, status", "FAILED.", "killed by signal")
+# runc's own log format; the last message is the outermost error with all its causes.
+_LAST_MESSAGE = re.compile(r'.*msg="((?:[^"\\]|\\.)*)"', re.DOTALL)
+_PAUSE_TRIES, _PAUSE_AGAIN_S = 4, 0.1
 _QUICK_S = 30.0
 _CHECKPOINT_S = 600.0
 _NO_CAUSE = ("RLIMIT_NOFILE", "cgroupd")  # errors that CRIU writes and is not ended by
@@ -57,7 +62,16 @@ class Runc:
         return [*self._base(), "restore", *options, container]
 
     def pause(self, container: str) -> None:
-        """Freezes all processes of the container."""
+        """Freezes all processes of the container.
+
+        On a busy machine the older kind of control group sometimes does not freeze in the time
+        that runc gives it; it is then thawed again, and tried again.
+        """
+        for _ in range(_PAUSE_TRIES - 1):
+            with contextlib.suppress(RuncError):
+                self._run("pause", container)
+                return
+            time.sleep(_PAUSE_AGAIN_S)
         self._run("pause", container)
 
     def checkpoint(
@@ -103,7 +117,8 @@ class Runc:
         except OSError as error:
             raise RuncError(f"runc cannot be run: {error}", where=str(self.runc)) from error
         if done.returncode != 0:
-            raise RuncError(f"runc {arguments[0]} failed: {done.stderr.strip()[-500:]}")
+            said = _LAST_MESSAGE.search(done.stderr) or [None, done.stderr.strip()[-500:]]
+            raise RuncError(f"runc {arguments[0]} failed: {said[1]}")
         return done.stdout
 
 
