@@ -179,7 +179,12 @@ class Fleet:
 
     def _new_service(self, app: App, version: int) -> Service:
         service: Service
-        dispatcher = Dispatcher(self._clock, lambda: self._want(service), lambda: service.queue_s())
+        dispatcher = Dispatcher(
+            self._clock,
+            lambda: self._want(service),
+            lambda: service.queue_s(),
+            lambda: service.failures.reason,
+        )
         service = Service(app, version, dispatcher)
         self.services[app.name] = service
         return service
