@@ -39,7 +39,7 @@ _console = Console(highlight=False)
 @click.pass_obj
 def demo(settings: Settings) -> None:
     """Show a cold start, a snapshot and a restored start."""
-    settings.make_state()
+    settings.state.mkdir(parents=True, exist_ok=True)
     find_model(settings.models_dir, _APP)
     with ExitStack() as stack:
         with _step("bringing nagara up"):

@@ -10,12 +10,12 @@ import importlib
 import logging
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from nagara.base.errors import NagaraError
-from nagara.cli.settings import read_settings
+from nagara.cli.settings import Settings, read_settings, unwritable
 
 
 class _Entry(NamedTuple):
@@ -65,12 +65,21 @@ class _Root(click.Group):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
+        fault: NagaraError | None
         try:
             return super().invoke(ctx)
         except NagaraError as error:
-            logging.getLogger(__name__).debug("the error's origin", exc_info=True)
-            click.echo(f"error: {error}", err=True)
-            ctx.exit(error.exit_code)
+            fault = error
+        except OSError as error:
+            fault = unwritable(error, ctx.obj) if isinstance(ctx.obj, Settings) else None
+            if fault is None:
+                raise
+        return self._failed(ctx, fault)
+
+    def _failed(self, ctx: click.Context, fault: NagaraError) -> NoReturn:
+        logging.getLogger(__name__).debug("the error's origin", exc_info=fault)
+        click.echo(f"error: {fault}", err=True)
+        ctx.exit(fault.exit_code)
 
 
 def _log_to_stderr(*, verbose: bool) -> None:

@@ -4,12 +4,15 @@ Every sub-command receives it as `ctx.obj` (`@click.pass_obj`). It creates no fo
 there does.
 """
 
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nagara.base.errors import UsageError
+from nagara.base.errors import NagaraError
+
+_REFUSALS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +32,19 @@ class Settings:
         """Programs that `nagara setup` put there because the machine's own did not do."""
         return self.state / "tools"
 
-    def make_state(self) -> None:
-        """Makes the folder where it is missing. Raises `UsageError` where that cannot be."""
-        try:
-            self.state.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"the state folder cannot be made: {error.strerror}",
-                where=str(self.state),
-                hint="name another with --state or NAGARA_STATE",
-            ) from error
+
+def unwritable(error: OSError, settings: Settings) -> NagaraError | None:
+    """The system's refusal to write to the state folder in words; None for another error."""
+    if error.errno not in _REFUSALS or not error.filename:
+        return None
+    path = Path(os.fsdecode(error.filename))
+    if not path.is_relative_to(settings.state) and not settings.state.is_relative_to(path):
+        return None
+    return NagaraError(
+        f"nagara's state cannot be written: {os.strerror(error.errno)}",
+        where=str(path),
+        hint="make room or give it to the user who runs nagara; --state DIR names another folder",
+    )
 
 
 def default_state(environ: Mapping[str, str], user_id: int) -> Path:

@@ -92,7 +92,7 @@ def up(
         die_with_parent(signal.SIGTERM)
     app_file = _read(file)
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
-    settings.make_state()
+    settings.state.mkdir(parents=True, exist_ok=True)
 
     async def run() -> None:
         async with _agent(settings.state, socket, user) as path:

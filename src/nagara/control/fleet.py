@@ -179,7 +179,8 @@ class Fleet:
 
     def _new_service(self, app: App, version: int) -> Service:
         service: Service
-        dispatcher = Dispatcher(self._clock, lambda: self._want(service), lambda: service.queue_s())
+        want, failed = (lambda: self._want(service)), (lambda: service.failures.reason)
+        dispatcher = Dispatcher(self._clock, want, lambda: service.queue_s(), failed)
         service = Service(app, version, dispatcher)
         self.services[app.name] = service
         return service

@@ -117,8 +117,8 @@ CAPABILITIES = (
     ),
     Capability(
         "c_library",
-        "choosing CPU features with its tunables, so that a snapshot fits more hosts",
-        "a snapshot needs a CPU with all features of the one it was made on",
+        "its choice of code for this CPU is in saved memory",
+        "nobody has tried snapshots with another C library",
         "a system built on glibc",
     ),
     Capability(
