@@ -12,6 +12,8 @@ import click
 
 from nagara.base.errors import NagaraError
 from nagara.cli.settings import Settings
+from nagara.engine.errors import UnsupportedError
+from nagara.engine.kernels.build import find_or_compile
 from nagara.sandbox.criu_folder import install_criu_from, install_criu_with_apt
 from nagara.sandbox.scratch import scratch_folder
 from nagara.sandbox.tools import (
@@ -32,14 +34,14 @@ _log = logging.getLogger(__name__)
 @click.group(invoke_without_command=True)
 @click.pass_context
 def setup(ctx: click.Context) -> None:
-    """Get the tools that containers and snapshots need.
+    """Get the tools that containers and snapshots need, and the engine's kernel.
 
     Without a sub-command: all of them.
     """
     if ctx.invoked_subcommand is not None:
         return
     failed = []
-    for command in (runc, erofs, criu):  # criu last: it is tried out with runc
+    for command in (kernel, runc, erofs, criu):  # criu last: it is tried out with runc
         try:
             ctx.invoke(command)
         except NagaraError as error:
@@ -113,6 +115,21 @@ def runc(settings: Settings) -> None:
     if tools.runc is None:
         raise ToolError("runc is still missing: " + "; ".join(tools.missing))
     click.echo(f"runc {tools.runc_version} at {tools.runc}")
+
+
+@setup.command()
+def kernel() -> None:
+    """Compile the engine's CPU kernel here, once, instead of in each new replica.
+
+    Without a C compiler the engine computes with torch's own operators, more slowly.
+    """
+    try:
+        for is_bfloat16 in (True, False):
+            file = find_or_compile(is_bfloat16=is_bfloat16)
+    except UnsupportedError as error:
+        click.echo(f"no kernel: {error}; the engine computes with torch's own operators")
+        return
+    click.echo(f"the engine's kernels in {file.parent}")
 
 
 @setup.command()
