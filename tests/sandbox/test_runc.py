@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nagara.sandbox.runc import Runc, RuncError, criu_complaint
+from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
 
 
 def test_the_first_error_of_a_log_is_the_telling_one(tmp_path):
@@ -16,6 +16,23 @@ def test_the_first_error_of_a_log_is_the_telling_one(tmp_path):
         "(00.010002) Error (criu/cr-restore.c:4): Restoring FAILED.\n"
     )
     assert criu_complaint(log) == "File /a has bad size 3 (expect 4)"
+    assert criu_gave_up(log)
+
+
+def test_a_log_that_breaks_off_is_of_a_tool_that_was_killed(tmp_path):
+    log = tmp_path / "restore.log"
+    log.write_text("(00.000008) Error (criu/rlimit.c:1): RLIMIT_NOFILE: Operation not permitted\n")
+    assert criu_complaint(log) is None
+    assert not criu_gave_up(log)
+    assert not criu_gave_up(tmp_path / "none.log")
+
+
+def test_a_log_that_ends_with_a_complaint_is_of_a_tool_that_gave_up(tmp_path):
+    log = tmp_path / "restore.log"
+    log.write_text("(00.05) Error (criu/image.c:563): Magic doesn't match for inventory.img\n")
+    assert criu_gave_up(log)
+    log.write_text(log.read_text() + "(00.06) Error (criu/cgroup.c:1): cgroupd: recv req error\n")
+    assert not criu_gave_up(log)
 
 
 def test_a_log_without_errors_or_that_is_missing_has_no_complaint(tmp_path):

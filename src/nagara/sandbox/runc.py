@@ -18,6 +18,7 @@ _CRIU_ERROR = re.compile(r"Error \([^)]*\): (.*)")
 _ONLY_THE_WAY_OUT = ("RLIMIT_NOFILE", "exited, status", "FAILED.", "killed by signal")
 _QUICK_S = 30.0
 _CHECKPOINT_S = 600.0
+_NO_CAUSE = ("RLIMIT_NOFILE", "cgroupd")  # errors that CRIU writes and is not ended by
 
 
 class RuncError(NagaraError):
@@ -109,10 +110,25 @@ def criu_complaint(log: Path) -> str | None:
 
     Its first errors name the cause, later ones only the way out.
     """
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return None
-    errors = [match[1].strip() for line in lines if (match := _CRIU_ERROR.search(line))]
+    errors = [match[1].strip() for line in _lines(log) if (match := _CRIU_ERROR.search(line))]
     telling = [error for error in errors if not any(words in error for words in _ONLY_THE_WAY_OUT)]
-    return "; ".join((telling or errors)[:2]) or None
+    return "; ".join(telling[:2]) or None
+
+
+def criu_gave_up(log: Path) -> bool:
+    """Whether CRIU itself came to the end of its attempt; it did not if it was killed.
+
+    It says so, or, where it cannot even begin, its complaint is the last thing it says. When it
+    is killed, its helper for control groups complains last.
+    """
+    lines = _lines(log)
+    last = lines[-1] if lines else ""
+    complained_last = "Error (" in last and not any(text in last for text in _NO_CAUSE)
+    return complained_last or any(" FAILED." in line for line in lines)
+
+
+def _lines(log: Path) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []

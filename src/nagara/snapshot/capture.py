@@ -12,10 +12,12 @@ from pathlib import Path
 
 from nagara.base.errors import NagaraError
 from nagara.image.frozen import freeze, manifest
+from nagara.sandbox.fault_points import reach
 from nagara.sandbox.runc import Runc
 from nagara.snapshot.catalog import FileMark, digests
 from nagara.snapshot.errors import CaptureError
-from nagara.snapshot.processes import mapped_host_files
+from nagara.snapshot.opened import OpenedFiles
+from nagara.snapshot.processes import host_files
 
 # What the checkpoint tool is told at capture and restore alike. No request touches a replica
 # that is being captured or restored, so the network need not be locked (a locked port drops the
@@ -44,6 +46,7 @@ def save(
     *,
     upper: Path,
     binds: Mapping[Path, Path],
+    opened: OpenedFiles,
     staging: Path,
     work: Path,
 ) -> Saved:
@@ -51,6 +54,7 @@ def save(
 
     Args:
         binds: folders shown to the replica: path inside → path on the machine.
+        opened: has noted what the replica opened since its start.
         work: folder for the checkpoint tool's log.
 
     Raises:
@@ -58,16 +62,22 @@ def save(
     """
     try:
         runc.pause(container)
-        host_files = mapped_host_files(init_pid, binds)
+        reach("capture.paused")
+        opened.close()
+        marks = host_files(init_pid, binds, opened.paths())
+        reach("capture.listed")
         runc.checkpoint(container, staging / "memory", work)
+        reach("capture.memory")
         layer_bytes = freeze(upper, staging / "layer.erofs")
+        reach("capture.layer")
         files, layer_digest = digests(staging), listing_digest(upper)
+        reach("capture.digested")
     except NagaraError as error:
         raise CaptureError(error.what, where=container, hint=error.hint) from error
     except OSError as error:
-        raise CaptureError(str(error), where=container) from error
+        raise CaptureError(error.strerror or str(error), where=container) from error
     memory_bytes = sum(size for name, (size, _) in files.items() if name.startswith("memory/"))
-    return Saved(host_files, files, layer_digest, memory_bytes, layer_bytes)
+    return Saved(marks, files, layer_digest, memory_bytes, layer_bytes)
 
 
 def listing_digest(tree: Path) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nagara.base.durable import sync_folder, write_durably
+from nagara.sandbox.fault_points import reach
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.snapshot.errors import BadSnapshotError, HostMisfitError
 from nagara.snapshot.variant import Variant
@@ -33,7 +34,7 @@ _HASH_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class FileMark:
-    """A file of the machine that saved memory has mapped: it must not have changed."""
+    """A file of the machine that saved memory stems from: it must not have changed."""
 
     path: str
     size_bytes: int
@@ -42,7 +43,7 @@ class FileMark:
     def is_unchanged(self) -> bool:
         """Whether the file is still as it was marked."""
         try:
-            state = Path(self.path).stat()
+            state = os.stat(self.path)  # noqa: PTH116 - thousands of them before each restore
         except OSError:
             return False
         return (state.st_size, state.st_mtime_ns) == (self.size_bytes, self.modified_ns)
@@ -149,11 +150,13 @@ class Catalog:
                 path.chmod(0o600)
                 _sync_file(path)
         write_durably(staging / "snapshot.json", record.to_json())
+        reach("capture.described")
         sync_folder(staging / "memory")
         parent = self._root / tenant / app / record.key
         _make_private(parent)
         target = parent / staging.name
         staging.rename(target)
+        reach("capture.published")
         sync_folder(parent)
         snapshot = Snapshot(target, record)
         self._verified[target] = _identity(snapshot)  # its digests were taken from these files
