@@ -10,7 +10,7 @@ import pytest
 
 from nagara.snapshot.facts import read_host_facts
 from nagara.snapshot.prefetch import prefetch
-from nagara.snapshot.processes import mapped_host_files, processes_of
+from nagara.snapshot.processes import host_files, processes_of
 
 
 @pytest.mark.root
@@ -49,7 +49,7 @@ input()
     )
     try:
         child.stdout.readline()
-        marks = {mark.path: mark for mark in mapped_host_files(child.pid, {})}
+        marks = {mark.path: mark for mark in host_files(child.pid, {})}
         assert marks[str(path)].size_bytes == 5000
         assert marks[str(path)].is_unchanged()
         path.write_bytes(b"x" * 5001)
@@ -62,7 +62,7 @@ def test_a_file_shown_elsewhere_inside_is_marked_where_it_lies(tmp_path):
     path = tmp_path / "weights"
     path.write_bytes(b"w" * 4096)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
-        marks = mapped_host_files(os.getpid(), {tmp_path: tmp_path})
+        marks = host_files(os.getpid(), {tmp_path: tmp_path})
     assert str(path) in {mark.path for mark in marks}
 
 

@@ -13,7 +13,7 @@ import click
 from nagara.base.errors import NagaraError
 from nagara.cli.settings import Settings
 from nagara.engine.errors import UnsupportedError
-from nagara.engine.kernels.build import find_or_compile
+from nagara.engine.kernels.build import compile_beside_text
 from nagara.sandbox.criu_folder import install_criu_from, install_criu_with_apt
 from nagara.sandbox.scratch import scratch_folder
 from nagara.sandbox.tools import (
@@ -125,7 +125,7 @@ def kernel() -> None:
     """
     try:
         for is_bfloat16 in (True, False):
-            file = find_or_compile(is_bfloat16=is_bfloat16)
+            file = compile_beside_text(is_bfloat16=is_bfloat16)
     except UnsupportedError as error:
         click.echo(f"no kernel: {error}; the engine computes with torch's own operators")
         return

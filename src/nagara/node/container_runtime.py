@@ -36,8 +36,9 @@ from nagara.sandbox.netns import NetworkNamespace
 from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
 from nagara.snapshot.capture import CRIU_CONFIG
 from nagara.snapshot.catalog import Snapshot
-from nagara.snapshot.errors import BadSnapshotError, RestoreError, SnapshotError
+from nagara.snapshot.errors import BadSnapshotError, CaptureError, RestoreError, SnapshotError
 from nagara.snapshot.hooks import SOCKET_VARIABLE
+from nagara.snapshot.opened import OpenedFiles
 from nagara.snapshot.renewal import HOOK_SOCKET, call_hook
 
 _LAUNCH_S = 60.0
@@ -93,6 +94,7 @@ class ContainerRuntime:
         self._keeper = keeper
         self._layers = layers
         self._criu_config = state / "criu.conf"
+        self._opened: dict[str, OpenedFiles] = {}  # of replicas that are to be saved
 
     async def open(self) -> None:
         self._criu_config.write_text(CRIU_CONFIG)
@@ -116,6 +118,7 @@ class ContainerRuntime:
             reach("launch.upper")
             mount_overlay(self._image.layers, folder.upper, folder.work, folder.root)
             reach("launch.mounted")
+            self._note_opened(folder)
         with contextlib.ExitStack() as undo, waterfall.stage("host", "launch"):
             namespace = NetworkNamespace.create()
             undo.callback(namespace.close)
@@ -175,6 +178,8 @@ class ContainerRuntime:
         """Order matters: a restore killed half-way leaves a bind mount of the root where runc
         keeps its records, and `runc delete` would then delete *through* it. So first no process
         is left, then no mount, and only then is anything deleted."""
+        if opened := self._opened.pop(folder.name, None):
+            opened.close()
         await self._keeper.ensure()
         await self._until_ended(folder)
         reach("clear.ended")
@@ -243,9 +248,29 @@ class ContainerRuntime:
             criu_config=self._criu_config,
         ).write(folder.bundle)
 
+    def _note_opened(self, folder: ReplicaFolder) -> None:
+        """Begins to note what a replica opens, if it is one to be saved."""
+        record = folder.read()
+        if record is not None and record.is_capture:
+            try:
+                self._opened[folder.name] = OpenedFiles(folder.root, self._needed)
+            except OSError as error:
+                raise CaptureError(
+                    f"the kernel does not report which files it opens: {error}", where=record.app
+                ) from error
+
+    def opened(self, folder: ReplicaFolder) -> OpenedFiles:
+        """What a replica that is to be saved has opened since its start."""
+        return self._opened[folder.name]
+
     def model_bind(self, model: ModelMount) -> Bind:
         """How a replica sees a model folder."""
         return Bind(self._models / model.name, Path("/models") / model.name)
+
+    @property
+    def surroundings(self) -> list[str]:
+        """What decides which programs replicas run: their search path and the bound folders."""
+        return [self._path, *map(str, self._needed)]
 
     def binds(self, spec: ReplicaSpec) -> dict[Path, Path]:
         """Folders shown to a replica: path inside → path on the machine."""

@@ -71,6 +71,7 @@ class NodeSnapshots:
             "app": spec.app,
             "definition": spec.definition,
             "image": [spec.image, self._image.fingerprint()],
+            "surroundings": self._runtime.surroundings,
             "command": spec.command,
             "env": sorted(spec.env),
             "port": spec.port,
@@ -183,6 +184,7 @@ class NodeSnapshots:
             running.pid,
             upper=folder.upper,
             binds=self._runtime.binds(spec),
+            opened=self._runtime.opened(folder),
             staging=staging,
             work=folder.criu,
         )

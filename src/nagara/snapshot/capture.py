@@ -17,7 +17,8 @@ from nagara.sandbox.rights import CAP_SYS_RESOURCE, has_capability, other_users
 from nagara.sandbox.runc import Runc
 from nagara.snapshot.catalog import FileMark, digests
 from nagara.snapshot.errors import CaptureError
-from nagara.snapshot.processes import mapped_host_files, processes_of
+from nagara.snapshot.opened import OpenedFiles
+from nagara.snapshot.processes import host_files, processes_of
 
 # What the checkpoint tool is told at capture and restore alike. No request touches a replica
 # that is being captured or restored, so the network need not be locked (a locked port drops the
@@ -46,6 +47,7 @@ def save(
     *,
     upper: Path,
     binds: Mapping[Path, Path],
+    opened: OpenedFiles,
     staging: Path,
     work: Path,
 ) -> Saved:
@@ -53,6 +55,7 @@ def save(
 
     Args:
         binds: folders shown to the replica: path inside → path on the machine.
+        opened: has noted what the replica opened since its start.
         work: folder for the checkpoint tool's log.
 
     Raises:
@@ -63,7 +66,8 @@ def save(
     try:
         runc.pause(container)
         reach("capture.paused")
-        host_files = mapped_host_files(init_pid, binds)
+        opened.close()
+        marks = host_files(init_pid, binds, opened.paths())
         reach("capture.listed")
         runc.checkpoint(container, staging / "memory", work)
         reach("capture.memory")
@@ -76,7 +80,7 @@ def save(
     except OSError as error:
         raise CaptureError(error.strerror or str(error), where=container) from error
     memory_bytes = sum(size for name, (size, _) in files.items() if name.startswith("memory/"))
-    return Saved(host_files, files, layer_digest, memory_bytes, layer_bytes)
+    return Saved(marks, files, layer_digest, memory_bytes, layer_bytes)
 
 
 def _unsavable(init_pid: int) -> str | None:

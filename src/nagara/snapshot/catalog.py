@@ -34,7 +34,7 @@ _HASH_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class FileMark:
-    """A file of the machine that saved memory has mapped: it must not have changed."""
+    """A file of the machine that saved memory stems from: it must not have changed."""
 
     path: str
     size_bytes: int
@@ -43,7 +43,7 @@ class FileMark:
     def is_unchanged(self) -> bool:
         """Whether the file is still as it was marked."""
         try:
-            state = Path(self.path).stat()
+            state = os.stat(self.path)  # noqa: PTH116 - thousands of them before each restore
         except OSError:
             return False
         return (state.st_size, state.st_mtime_ns) == (self.size_bytes, self.modified_ns)

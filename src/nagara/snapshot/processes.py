@@ -1,6 +1,7 @@
-"""The processes of a container and the machine's files they have mapped, read from /proc."""
+"""The processes of a container and the machine's files they are made of, read from /proc."""
 
-from collections.abc import Iterable, Mapping
+import importlib.util
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from nagara.snapshot.catalog import FileMark
@@ -23,13 +24,18 @@ def _namespace_of(pid: int) -> Path | None:
         return None
 
 
-def mapped_host_files(init_pid: int, binds: Mapping[Path, Path]) -> tuple[FileMark, ...]:
-    """Marks of all mapped files that come from the machine and not from the replica's layer.
+def host_files(
+    init_pid: int, binds: Mapping[Path, Path], opened: Collection[str] = ()
+) -> tuple[FileMark, ...]:
+    """Marks of all files that come from the machine and not from the replica's layer: those that
+    are mapped, and those of `opened`.
 
     Args:
         binds: folders shown to the replica: path inside → path on the machine.
+        opened: paths inside.
     """
     inside = {path for pid in processes_of(init_pid) for path in _mapped(pid)}
+    inside.update(opened, *(_behind(path) for path in opened))
     root = Path(f"/proc/{init_pid}/root")
     marks = []
     for path in sorted(inside):
@@ -42,6 +48,20 @@ def mapped_host_files(init_pid: int, binds: Mapping[Path, Path]) -> tuple[FileMa
         if (seen.st_size, seen.st_mtime_ns) == (here.st_size, here.st_mtime_ns):
             marks.append(FileMark(str(outside), here.st_size, here.st_mtime_ns))
     return tuple(marks)
+
+
+def _behind(path: str) -> Iterator[str]:
+    """What else decides about an opened file: the source of compiled Python, which is looked at
+    but not opened; the folder of its environment, which changes with what is installed there."""
+    folder, _, name = path.rpartition("/")
+    if name.endswith(".pyc"):
+        try:
+            yield importlib.util.source_from_cache(path)
+        except ValueError:  # not from a cache
+            return
+    for packages in ("/site-packages", "/dist-packages"):
+        if packages + "/" in folder + "/":
+            yield folder[: (folder + "/").index(packages + "/")] + packages
 
 
 def _mapped(pid: int) -> Iterable[str]:

@@ -47,14 +47,27 @@ def load_kernel(*, is_bfloat16: bool) -> ctypes.CDLL:
         raise UnsupportedError(f"the kernel cannot be loaded: {error}", where="kernel") from error
 
 
+def compile_beside_text(*, is_bfloat16: bool) -> Path:
+    """The kernel's file in the installation itself, compiled if it is not there.
+
+    There it is found by every user and in containers that show the installation read-only.
+    Raises UnsupportedError, also where this user may not write to the installation.
+    """
+    return _find_or_compile([SOURCE.parent / "__pycache__"], is_bfloat16=is_bfloat16)
+
+
 def find_or_compile(*, is_bfloat16: bool) -> Path:
     """The kernel's file, compiled if no folder has it. Raises UnsupportedError."""
+    return _find_or_compile(cache_folders(), is_bfloat16=is_bfloat16)
+
+
+def _find_or_compile(candidates: list[Path], *, is_bfloat16: bool) -> Path:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise UnsupportedError("there is no C compiler", where="kernel", hint="install gcc")
     flags = (*FLAGS, f"-DBF16={int(is_bfloat16)}")
     name = f"flat-{_name(compiler, flags)}.so"
-    folders = [folder for folder in cache_folders() if _is_trusted(folder)]
+    folders = [folder for folder in candidates if _is_trusted(folder)]
     for folder in folders:
         if (folder / name).exists():
             return folder / name
