@@ -110,7 +110,7 @@ def run(model: FlatModel, args: argparse.Namespace, depth: int, new: int) -> dic
         chunk_rows=512,
         is_caching=False,
     )
-    draw = random.Random(0)
+    draw = random.Random(0)  # noqa: S311  not for secrets
     params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
     sequences = [
         make_sequence(i, [draw.randrange(model.config.vocab) for _ in range(args.prompt)], params)
@@ -156,30 +156,26 @@ def main() -> None:
     results = {f"depth{depth}": run(model, args, depth, new) for depth in (0, 1)}
     tokens = [result.pop("tokens") for result in results.values()]
     is_equal = tokens[0] == tokens[1]
-    print(
-        f"{'':8}{'wall s':>10}{'busy':>9}{'host ms':>10}{'hidden':>9}{'tok/s':>10}", file=sys.stderr
-    )
+    note(f"{'':8}{'wall s':>10}{'busy':>9}{'host ms':>10}{'hidden':>9}{'tok/s':>10}")
     for name, r in results.items():
-        print(
+        note(
             f"{name:8}{r['wall_s']:10.2f}{r['device_busy']:9.4f}{r['host_ms_per_step']:10.3f}"
-            f"{r['host_hidden_ms_per_step']:9.3f}{r['tok_s']:10.0f}",
-            file=sys.stderr,
+            f"{r['host_hidden_ms_per_step']:9.3f}{r['tok_s']:10.0f}"
         )
-    print(f"tokens equal: {is_equal}", file=sys.stderr)
-    name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-    print(
-        json.dumps(
-            {
-                "device": name,
-                "torch": torch.__version__,
-                "shape": args.shape,
-                "batch": args.batch,
-                "new_tokens": new,
-                "tokens_equal": is_equal,
-                **results,
-            }
-        )
-    )
+    note(f"tokens equal: {is_equal}")
+    facts = {
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "shape": args.shape,
+        "batch": args.batch,
+        "new_tokens": new,
+        "tokens_equal": is_equal,
+    }
+    sys.stdout.write(json.dumps({**facts, **results}) + "\n")
+
+
+def note(text: str) -> None:
+    sys.stderr.write(text + "\n")
 
 
 if __name__ == "__main__":

@@ -437,3 +437,35 @@ def test_any_schedule_gives_each_request_the_tokens_it_gets_alone(actions, block
                 assert sequence.outputs == expected[: len(sequence.outputs)]
             else:
                 assert sequence.outputs == expected
+
+
+def test_blocks_and_slot_are_released_by_the_commit_of_the_last_step_that_uses_them():
+    core = new_core(1, ScriptedDevice().device, slots=1)
+    sequence = make_sequence(0, prompt_of(5), params(10))
+    core.scheduler.add(sequence)
+    core.step()
+    core.step()  # one step committed, one in flight
+    held = core.scheduler.pool.held
+    assert held
+    core.scheduler.end(sequence, FinishReason.CANCELLED)
+    assert core.scheduler.pool.held == held
+    assert core.has_work
+    later = make_sequence(1, prompt_of(5, 2), params(2))
+    core.scheduler.add(later)
+    core.step()
+    assert core.scheduler.pool.held == 0 or later.slot == 0
+    run(core)
+    assert later.outputs == alone(prompt_of(5, 2), 2)
+
+
+def test_only_blocks_of_committed_tokens_get_a_name():
+    core = new_core(1, ScriptedDevice().device)
+    sequence = make_sequence(0, prompt_of(8), params(3))
+    core.scheduler.add(sequence)
+    core.scheduler.plan()
+    assert sequence.planned == 8
+    assert sequence.names == []
+    twin = make_sequence(1, prompt_of(8), params(1))
+    core.scheduler.add(twin)
+    core.scheduler.plan()
+    assert twin.cached_tokens == 0

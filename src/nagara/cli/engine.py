@@ -1,5 +1,6 @@
 """`nagara engine`: the LLM engine on its own, without control, node or snapshots."""
 
+import os
 from pathlib import Path
 
 import click
@@ -80,6 +81,9 @@ def serve(
     is_compiled: bool,
 ) -> None:
     """Serve the model folder MODEL with OpenAI's API."""
+    # Threads that wait for each other spin for 5 ms by default: on a machine with other work that
+    # keeps the very thread from running that they wait for. Read when torch loads its OpenMP.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # torch loads in seconds: only this command pays for it
     from nagara.engine.errors import EngineError
     from nagara.engine.server import ServeSettings
