@@ -9,12 +9,24 @@ it comes up. Called from the pool's loop only; knows nothing of states, clocks a
 import fnmatch
 import heapq
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from nagara.contract.machine import NO_RESOURCES, Offering, Resources
 from nagara.pool.machines import Machine
 
 CPU_TARGET, MEMORY_TARGET, DISK_TARGET = 0.85, 0.90, 0.85  # of what a machine has; never all
 _TRIED_MACHINES = 32  # of one group, when resources decide
+
+
+class Kind(Protocol):
+    """What a class of claims looks at."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def region(self) -> str: ...
+    @property
+    def devices(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +37,7 @@ class DemandClass:
     regions: tuple[str, ...] = ()  # patterns such as `eu-*`; empty: any
     devices: int = 1  # of one machine
 
-    def accepts(self, offering: Offering) -> bool:
+    def accepts(self, offering: Kind) -> bool:
         """Whether a machine of this kind will do: a hard limit, never a price."""
         return (
             offering.devices >= self.devices
