@@ -3,9 +3,9 @@ import pytest
 from nagara.contract.machine import CheckKind, Presence, ProviderMachine, Resources
 from nagara.contract.replica import Lease
 from nagara.pool.core import Check, Granted, Launch, NoSlot, PoolCore, Release
+from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import IllegalEventError, UnknownMachineError
 from nagara.pool.fairness import Claimant
-from nagara.pool.inventory import DemandClass
 from nagara.pool.lease import SKEW_S, TTL_S
 from nagara.pool.ledger import MemoryLedger
 from nagara.pool.states import DEADLINES_S, MachineEvent, MachineState

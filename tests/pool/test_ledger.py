@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from nagara.contract.machine import Resources
+from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import PoolError
 from nagara.pool.fairness import Claimant
-from nagara.pool.inventory import DemandClass
 from nagara.pool.ledger import MemoryLedger, SqliteLedger
 from nagara.pool.machines import MachineRow, Writes
 from nagara.pool.states import MachineEvent, MachineState

@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import PlanError
 from nagara.pool.explain import explain
 from nagara.pool.greedy import greedy_plan
-from nagara.pool.inventory import DemandClass
 from nagara.pool.linear import TOLERANCE, LinearProgramme, Solution
 from nagara.pool.model import build
 from nagara.pool.planner import make_plan

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from nagara.pool.inventory import DemandClass
+from nagara.pool.demandclass import DemandClass
 from nagara.pool.problem import Demand, Offer, Plan, Problem, Rules
 from nagara.pool.runner import Runner, Steadiness, fallback
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 WINDOW_S = 60.0
-MEAN_HALF_LIFE_S = 2700.0
+MEAN_HALF_LIFE_S = 1800.0
 DISPERSION_HALF_LIFE_S = 86_400.0
 PRIOR_DISPERSION = 20.0
 _PRIOR_WINDOWS = 30.0

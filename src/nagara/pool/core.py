@@ -25,9 +25,9 @@ from nagara.contract.machine import (
     Resources,
 )
 from nagara.contract.replica import Lease
+from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Arbiter, Claimant
 from nagara.pool.grants import Grants
-from nagara.pool.inventory import DemandClass
 from nagara.pool.leadtime import LeadTimes
 from nagara.pool.machines import Machine, MachineTable, Saved, Writes
 from nagara.pool.states import IN_FLIGHT, MachineEvent, MachineState
@@ -169,7 +169,7 @@ class PoolCore:
             self.arbiter.missed(claimant, 1, now_s)
             return NoSlot(self._why_none(wanted), self._earliest_s(wanted, now_s))
         self.arbiter.served(claimant.app)
-        lease = self.grants.grant(machine, claimant.app, wanted.devices, needs)
+        lease = self.grants.grant(machine, claimant.app, wanted, needs)
         return Granted(lease, machine.name, machine.address)
 
     def give_back(self, lease: Lease, now_s: float, *, is_confirmed: bool) -> bool:
@@ -193,9 +193,9 @@ class PoolCore:
 
     def _why_none(self, wanted: DemandClass) -> str:
         states: dict[str, int] = {}
-        for machine in self.table:
-            if wanted.accepts(machine.offering):
-                states[machine.state] = states.get(machine.state, 0) + 1
+        for state, machines in self.table.accepted_by(wanted):
+            if machines:
+                states[state] = states.get(state, 0) + len(machines)
         if not states:
             return "no machine of an allowed type and region is in the pool"
         said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
@@ -204,8 +204,9 @@ class PoolCore:
     def _earliest_s(self, wanted: DemandClass, now_s: float) -> float | None:
         coming = [
             max(0.0, machine.requested_s + self.leads.typical_s(machine.offering.id) - now_s)
-            for machine in self.table
-            if machine.state in IN_FLIGHT and wanted.accepts(machine.offering)
+            for state, machines in self.table.accepted_by(wanted)
+            if state in IN_FLIGHT
+            for machine in machines.values()
         ]
         return min(coming, default=None)
 

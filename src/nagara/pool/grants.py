@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from nagara.contract.machine import Resources
 from nagara.contract.replica import Lease
+from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Arbiter
 from nagara.pool.inventory import Inventory, added
 from nagara.pool.lease import SKEW_S, TTL_S, LeaseClock, slot_name, split_slot
@@ -27,6 +28,7 @@ class Grants:
         self.inventory = Inventory()
         self._table = table
         self._has_ttl = has_ttl
+        self.held_devices: dict[DemandClass, int] = {}
         self._waiting: dict[str, HeldSlot] = {}  # by slot: granted again after `free_at_s`
 
     def load(self, rows: Iterable[LeaseRow], now_s: float, arbiter: Arbiter) -> None:
@@ -40,12 +42,15 @@ class Grants:
             for device in devices:
                 machine.epochs[device] = max(machine.epochs[device], row.epoch)
             if row.app is not None:
-                held = HeldSlot(row.slot, row.epoch, row.app, row.needs, is_certain=False)
+                held = HeldSlot(
+                    row.slot, row.epoch, row.app, row.needs, row.wanted, is_certain=False
+                )
                 held.free_at_s = now_s + TTL_S + SKEW_S
                 machine.held[row.slot] = held
                 self._waiting[row.slot] = held
                 machine.used = added(machine.used, row.needs)
                 machine.free = [one for one in machine.free if one not in devices]
+                self._count(held, 1)
                 arbiter.held[row.app] = arbiter.held.get(row.app, 0) + 1
 
     def file(self, machine: Machine) -> None:
@@ -61,18 +66,20 @@ class Grants:
             machine.free = list(range(machine.offering.devices))
             machine.clock = LeaseClock()
 
-    def grant(self, machine: Machine, app: str, devices: int, needs: Resources) -> Lease:
+    def grant(self, machine: Machine, app: str, wanted: DemandClass, needs: Resources) -> Lease:
         """Leases that many of the machine's free devices as one slot."""
         self.inventory.unfile(machine)
+        devices = wanted.devices
         chosen, machine.free = tuple(machine.free[:devices]), machine.free[devices:]
         epoch = 1 + max(machine.epochs[device] for device in chosen)
         for device in chosen:
             machine.epochs[device] = epoch
         slot = slot_name(machine.name, chosen)
-        machine.held[slot] = HeldSlot(slot, epoch, app, needs)
+        machine.held[slot] = HeldSlot(slot, epoch, app, needs, wanted)
+        self._count(machine.held[slot], 1)
         machine.used = added(machine.used, needs)
         self.file(machine)
-        self._table.write_lease(LeaseRow(slot, epoch, app, needs))
+        self._table.write_lease(LeaseRow(slot, epoch, app, needs, wanted))
         return Lease(slot, epoch)
 
     def held(self, lease: Lease) -> HeldSlot | None:
@@ -106,12 +113,17 @@ class Grants:
         """The lease is over; its devices are free and its epochs remembered."""
         self.inventory.unfile(machine)
         del machine.held[held.slot]
+        self._count(held, -1)
         self._waiting.pop(held.slot, None)
         machine.used = added(machine.used, held.needs, -1)
         machine.free = sorted({*machine.free, *split_slot(held.slot)[1]})
         if self._table.get(machine.name) is machine:
             self._table.write_lease(LeaseRow(held.slot, held.epoch, None))
             self.file(machine)
+
+    def _count(self, held: HeldSlot, sign: int) -> None:
+        devices = self.held_devices.get(held.wanted, 0) + sign * held.wanted.devices
+        self.held_devices[held.wanted] = devices
 
     def expire(self, now_s: float) -> list[tuple[Machine, str]]:
         """Frees slots whose leases are over for certain; gives machines and apps."""

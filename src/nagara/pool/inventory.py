@@ -6,59 +6,59 @@ groups that have something free, cheapest first; an entry that has become wrong 
 it comes up. Called from the pool's loop only; knows nothing of states, clocks and records.
 """
 
-import fnmatch
 import heapq
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from nagara.contract.machine import NO_RESOURCES, Offering, Resources
+from nagara.pool.demandclass import DemandClass
 from nagara.pool.machines import Machine
 
 CPU_TARGET, MEMORY_TARGET, DISK_TARGET = 0.85, 0.90, 0.85  # of what a machine has; never all
 _TRIED_MACHINES = 32  # of one group, when resources decide
 
 
-class Kind(Protocol):
-    """What a class of claims looks at."""
-
-    @property
-    def type(self) -> str: ...
-    @property
-    def region(self) -> str: ...
-    @property
-    def devices(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class DemandClass:
-    """What a claim accepts. Claims of one class can take each other's slots."""
-
-    types: frozenset[str] | None = None  # None: any
-    regions: tuple[str, ...] = ()  # patterns such as `eu-*`; empty: any
-    devices: int = 1  # of one machine
-
-    def accepts(self, offering: Kind) -> bool:
-        """Whether a machine of this kind will do: a hard limit, never a price."""
-        return (
-            offering.devices >= self.devices
-            and (self.types is None or offering.type in self.types)
-            and (
-                not self.regions
-                or any(fnmatch.fnmatchcase(offering.region, one) for one in self.regions)
-            )
-        )
-
-
 @dataclass(slots=True, eq=False)
 class _Group:
     offering: Offering
-    partly: dict[str, Machine] = field(default_factory=dict)
+    partly: list[dict[str, Machine]]  # by the number of free devices
     empty: dict[str, Machine] = field(default_factory=dict)
-    queued: set[DemandClass] = field(default_factory=set)  # classes whose heap names this group
+    accepting: "list[_Queue]" = field(default_factory=list)  # classes that take its machines
+    queued: set[int] = field(default_factory=set)  # classes whose heap names this group
+    free: int = 0  # devices, on all shelves
 
-    @property
-    def has_free(self) -> bool:
-        return bool(self.partly or self.empty)
+    def shelf(self, machine: Machine) -> dict[str, Machine]:
+        """Where a machine in this condition belongs."""
+        return self.partly[len(machine.free)] if machine.held else self.empty
+
+    def fitting(self, devices: int, needs: Resources) -> Machine | None:
+        """The fullest machine with room, or None."""
+        tried = 0
+        for shelf in (*self.partly[devices:], self.empty):
+            for machine in shelf.values():
+                if has_room(machine, needs):
+                    return machine
+                tried += 1
+                if tried == _TRIED_MACHINES:
+                    break
+        return None
+
+    def has_free(self, devices: int) -> bool:
+        """Whether any machine has that many free devices."""
+        return bool(self.empty) or any(self.partly[devices:])
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """One class of claims: its groups that may have something free, cheapest first."""
+
+    number: int
+    wanted: DemandClass
+    heap: list[tuple[float, str, _Group]] = field(default_factory=list)
+
+    def push(self, group: _Group) -> None:
+        group.queued.add(self.number)
+        price = group.offering.price_h / group.offering.devices
+        heapq.heappush(self.heap, (price, group.offering.id, group))
 
 
 class Inventory:
@@ -66,8 +66,7 @@ class Inventory:
 
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
-        self._classes: dict[DemandClass, list[tuple[float, str]]] = {}
-        self._accepting: dict[str, list[DemandClass]] = {}
+        self._queues: dict[DemandClass, _Queue] = {}
         self.free_slots = 0
 
     def file(self, machine: Machine, *, is_grantable: bool) -> None:
@@ -77,48 +76,49 @@ class Inventory:
             group = self._new_group(machine.offering)
         self.unfile(machine)
         if is_grantable and machine.free:
-            shelf = group.partly if machine.held else group.empty
-            shelf[machine.name] = machine
-            self.free_slots += len(machine.free)
-            if len(group.queued) != len(self._accepting[machine.offering.id]):
-                self._queue(group)
+            count = len(machine.free)
+            group.shelf(machine)[machine.name] = machine
+            group.free += count
+            self.free_slots += count
+            if len(group.queued) != len(group.accepting):
+                for queue in group.accepting:
+                    if queue.number not in group.queued and queue.wanted.devices <= count:
+                        queue.push(group)
 
     def unfile(self, machine: Machine) -> None:
-        """Takes the machine out; to be called before its free slots change."""
+        """Takes the machine out; to be called before its leases or free devices change."""
         group = self._groups.get(machine.offering.id)
-        if group is not None:
-            was = group.partly.pop(machine.name, None) or group.empty.pop(machine.name, None)
-            if was is not None:
-                self.free_slots -= len(machine.free)
+        if group is not None and group.shelf(machine).pop(machine.name, None) is not None:
+            group.free -= len(machine.free)
+            self.free_slots -= len(machine.free)
 
     def find(self, wanted: DemandClass, needs: Resources) -> Machine | None:
         """A machine with room for one claim of the class, or None. Changes nothing it shows."""
-        heap = self._classes.get(wanted)
-        if heap is None:
-            heap = self._new_class(wanted)
-        unfit: list[tuple[float, str]] = []
+        queue = self._queues.get(wanted) or self._new_queue(wanted)
+        heap, devices = queue.heap, wanted.devices
+        unfit: list[_Group] = []
         found = None
         while heap:
-            group = self._groups[heap[0][1]]
-            if not group.has_free:
-                heapq.heappop(heap)
-                group.queued.discard(wanted)
-                continue
-            found = _fitting(group, wanted.devices, needs)
-            if found is not None:
-                break
-            unfit.append(heapq.heappop(heap))
-        for entry in unfit:
-            heapq.heappush(heap, entry)
+            group = heap[0][2]
+            if group.free >= devices:
+                found = group.fitting(devices, needs)
+                if found is not None:
+                    break
+                if group.has_free(devices):
+                    unfit.append(group)  # for these needs; others may fit
+            heapq.heappop(heap)
+            group.queued.discard(queue.number)
+        for group in unfit:
+            queue.push(group)
         return found
 
     def free_for(self, wanted: DemandClass) -> int:
-        """How many claims of the class could be granted, resources aside. Looks at everything."""
+        """How many claims of the class could be granted, resources aside."""
+        queue = self._queues.get(wanted) or self._new_queue(wanted)
         return sum(
             len(machine.free) // wanted.devices
-            for group in self._groups.values()
-            if wanted.accepts(group.offering)
-            for shelf in (group.partly, group.empty)
+            for _, _, group in queue.heap
+            for shelf in (*group.partly[wanted.devices :], group.empty)
             for machine in shelf.values()
         )
 
@@ -128,39 +128,19 @@ class Inventory:
         return () if group is None else tuple(group.empty.values())
 
     def _new_group(self, offering: Offering) -> _Group:
-        group = self._groups[offering.id] = _Group(offering)
-        accepting = [wanted for wanted in self._classes if wanted.accepts(offering)]
-        self._accepting[offering.id] = accepting
+        shelves: list[dict[str, Machine]] = [{} for _ in range(offering.devices + 1)]
+        group = self._groups[offering.id] = _Group(offering, shelves)
+        group.accepting = [one for one in self._queues.values() if one.wanted.accepts(offering)]
         return group
 
-    def _new_class(self, wanted: DemandClass) -> list[tuple[float, str]]:
-        heap: list[tuple[float, str]] = []
-        self._classes[wanted] = heap
+    def _new_queue(self, wanted: DemandClass) -> _Queue:
+        queue = self._queues[wanted] = _Queue(len(self._queues), wanted)
         for group in self._groups.values():
             if wanted.accepts(group.offering):
-                self._accepting[group.offering.id].append(wanted)
-                if group.has_free:
-                    self._queue(group)
-        return heap
-
-    def _queue(self, group: _Group) -> None:
-        for wanted in self._accepting[group.offering.id]:
-            if wanted not in group.queued:
-                group.queued.add(wanted)
-                entry = (group.offering.price_h / group.offering.devices, group.offering.id)
-                heapq.heappush(self._classes[wanted], entry)
-
-
-def _fitting(group: _Group, devices: int, needs: Resources) -> Machine | None:
-    tried = 0
-    for shelf in (group.partly, group.empty):
-        for machine in shelf.values():
-            if len(machine.free) >= devices and has_room(machine, needs):
-                return machine
-            tried += 1
-            if tried == _TRIED_MACHINES:
-                break
-    return None
+                group.accepting.append(queue)
+                if group.has_free(wanted.devices):
+                    queue.push(group)
+        return queue
 
 
 def has_room(machine: Machine, needs: Resources) -> bool:

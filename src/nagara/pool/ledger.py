@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nagara.contract.machine import Offering, Resources
+from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import PoolError
 from nagara.pool.machines import LeaseRow, MachineRow, Saved, Writes
 from nagara.pool.states import MachineEvent, MachineState
@@ -26,7 +27,7 @@ CREATE TABLE machines (
     reason TEXT NOT NULL, address TEXT NOT NULL, after_drain TEXT);
 CREATE TABLE leases (
     slot TEXT PRIMARY KEY, machine TEXT NOT NULL, epoch INTEGER NOT NULL, app TEXT,
-    needs TEXT NOT NULL);
+    needs TEXT NOT NULL, wanted TEXT NOT NULL);
 CREATE INDEX leases_by_machine ON leases (machine);
 CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE orders (id INTEGER PRIMARY KEY, machine TEXT NOT NULL, what TEXT NOT NULL);
@@ -125,7 +126,13 @@ class SqliteLedger:
             for row in self._db.execute("SELECT * FROM machines ORDER BY rowid")
         )
         leases = tuple(
-            LeaseRow(row["slot"], row["epoch"], row["app"], Resources(**json.loads(row["needs"])))
+            LeaseRow(
+                slot=row["slot"],
+                epoch=row["epoch"],
+                app=row["app"],
+                needs=Resources(**json.loads(row["needs"])),
+                wanted=_wanted_from(json.loads(row["wanted"])),
+            )
             for row in self._db.execute("SELECT * FROM leases ORDER BY rowid")
         )
         return Saved(str(self.fact("pool")), machines, leases)
@@ -144,11 +151,11 @@ class SqliteLedger:
                 ],
             )  # fmt: skip
             db.executemany(
-                "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)",
                 [
                     (
                         row.slot, row.slot.rpartition("/")[0], row.epoch, row.app,
-                        json.dumps(asdict(row.needs)),
+                        json.dumps(asdict(row.needs)), json.dumps(_wanted_document(row.wanted)),
                     )
                     for row in writes.leases
                 ],
@@ -208,4 +215,18 @@ def offering_from(document: dict[str, Any]) -> Offering:
     resources = document.get("resources")
     return Offering(
         **{**document, "resources": None if resources is None else Resources(**resources)}
+    )
+
+
+def _wanted_document(wanted: DemandClass) -> dict[str, Any]:
+    types = None if wanted.types is None else sorted(wanted.types)
+    return {"types": types, "regions": list(wanted.regions), "devices": wanted.devices}
+
+
+def _wanted_from(document: dict[str, Any]) -> DemandClass:
+    types = document["types"]
+    return DemandClass(
+        None if types is None else frozenset(types),
+        tuple(document["regions"]),
+        document["devices"],
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nagara.contract.machine import NO_RESOURCES, Offering, Resources
+from nagara.pool.demandclass import ANY, DemandClass
 from nagara.pool.errors import StaleEpochError, UnknownMachineError
 from nagara.pool.lease import LeaseClock
 from nagara.pool.states import DEADLINES_S, MachineEvent, MachineState, after
@@ -22,6 +23,7 @@ class HeldSlot:
     epoch: int
     app: str
     needs: Resources
+    wanted: DemandClass
     is_certain: bool = True  # False: taken from the record, nobody has claimed it yet
     free_at_s: float | None = None  # given back without a confirmation: grantable from then on
 
@@ -75,6 +77,7 @@ class LeaseRow:
     epoch: int
     app: str | None
     needs: Resources = NO_RESOURCES
+    wanted: DemandClass = ANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,9 @@ class MachineTable:
         self._changed: dict[str, None] = {}
         self._leases: dict[str, LeaseRow] = {}
         self._gone: dict[str, None] = {}
+        self._by_offering: dict[str, dict[MachineState, dict[str, Machine]]] = {}
+        self._offerings: dict[str, Offering] = {}
+        self._accepted: dict[DemandClass, tuple[int, list[str]]] = {}
 
     def __iter__(self) -> Iterator[Machine]:
         return iter(tuple(self._machines.values()))
@@ -133,6 +139,9 @@ class MachineTable:
         """Takes a machine in; `is_known`: it comes from the record, so nothing is to be written."""
         assert machine.name not in self._machines, machine.name
         self._machines[machine.name] = machine
+        self._offerings.setdefault(machine.offering.id, machine.offering)
+        states = self._by_offering.setdefault(machine.offering.id, {})
+        states.setdefault(machine.state, {})[machine.name] = machine
         if not is_known:
             self._changed[machine.name] = None
 
@@ -147,7 +156,12 @@ class MachineTable:
         machine = self.named(name)
         if machine.epoch != epoch:
             raise StaleEpochError(f"epoch {epoch} is old, now {machine.epoch}", where=name)
-        machine.state = after(machine.state, event)
+        target = after(machine.state, event)
+        states = self._by_offering[machine.offering.id]
+        del states[machine.state][name]
+        if target is not MachineState.GONE:
+            states.setdefault(target, {})[name] = machine
+        machine.state = target
         machine.epoch += 1
         machine.since_s = now_s
         machine.reason = reason
@@ -159,6 +173,15 @@ class MachineTable:
                 del self._leases[slot]
             self._gone[name] = None
         return machine
+
+    def accepted_by(self, wanted: DemandClass) -> Iterator[tuple[MachineState, dict[str, Machine]]]:
+        """The machines a class of claims would take, by offering and state."""
+        known, offerings = self._accepted.get(wanted, (0, []))
+        if known != len(self._offerings):
+            offerings = [id_ for id_, one in self._offerings.items() if wanted.accepts(one)]
+            self._accepted[wanted] = (len(self._offerings), offerings)
+        for id_ in offerings:
+            yield from self._by_offering[id_].items()
 
     def touch(self, machine: Machine) -> None:
         """Something of the machine that is kept has changed without an event."""

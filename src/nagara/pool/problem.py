@@ -5,7 +5,7 @@ Quantities of demand are in devices, prices in money per machine and hour.
 
 from dataclasses import dataclass
 
-from nagara.pool.inventory import DemandClass
+from nagara.pool.demandclass import DemandClass
 
 
 @dataclass(frozen=True, slots=True)
