@@ -17,7 +17,7 @@ help:
 	@echo "make demo    cold start, snapshot and restored start of a real model"
 	@echo "make test    all checks and all tests"
 	@echo "make check   formatting, lint, types, import rules, size budgets"
-	@echo "make bench   the measurements, by name"
+	@echo "make bench   the headline measurement; nagara bench --help lists all"
 	@echo "make format  format the code"
 	@echo "make setup   only the environment; make clean removes it"
 
@@ -36,7 +36,7 @@ check: setup
 	$(BIN)/python scripts/budgets.py
 
 bench: model tools
-	$(BIN)/nagara bench --help
+	$(BIN)/nagara bench coldstart
 
 format: setup
 	$(BIN)/ruff format

@@ -36,12 +36,15 @@ def measure_file(path: Path) -> Iterator[Size]:
 
 def _functions(node: ast.AST, prefix: str) -> Iterator[Size]:
     for child in ast.iter_child_nodes(node):
+        inner = prefix
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             assert child.end_lineno is not None
             lines = child.end_lineno - child.lineno + 1 - _docstring_lines(child)
             yield Size(prefix + child.name, lines, FUNCTION_LINES)
-        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        yield from _functions(child, f"{prefix}{child.name}." if named else prefix)
+            inner = f"{prefix}{child.name}."
+        elif isinstance(child, ast.ClassDef):
+            inner = f"{prefix}{child.name}."
+        yield from _functions(child, inner)
 
 
 def _docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -9,10 +9,12 @@ can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
 apt_install() {
     export DEBIAN_FRONTEND=noninteractive
+    # Somebody else's apt may be at work: wait for it.
+    local install=(apt-get install -qq -y --no-install-recommends -o DPkg::Lock::Timeout=300 "$@")
     # The lists may be absent or too old to fetch anything with: read them only then.
-    apt-get install -qq -y --no-install-recommends "$@" >/dev/null 2>&1 && return
+    "${install[@]}" >/dev/null 2>&1 && return
     apt-get update -qq >/dev/null || true
-    apt-get install -qq -y --no-install-recommends "$@" >/dev/null
+    "${install[@]}" >/dev/null
 }
 
 install_debian_packages() {

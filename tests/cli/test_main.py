@@ -1,5 +1,4 @@
 import importlib
-import importlib.util
 from pathlib import Path
 
 import click
@@ -9,6 +8,7 @@ from click.testing import CliRunner
 from nagara import __version__
 from nagara.base.errors import NagaraError, UsageError
 from nagara.cli import main as root
+from nagara.cli.bench import BENCHMARKS
 from nagara.cli.main import COMMANDS, main
 from nagara.cli.settings import Settings
 
@@ -41,11 +41,17 @@ def test_the_help_names_every_command_with_its_line() -> None:
         assert any(name in line and entry.help in line for line in shown.output.splitlines())
 
 
+@pytest.mark.parametrize("name", list(BENCHMARKS))
+def test_each_measurement_is_where_its_table_says(name: str) -> None:
+    module, _, attribute = BENCHMARKS[name].target.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    assert command.name == name
+
+
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_each_command_is_where_the_table_says_and_begins_its_help_alike(name: str) -> None:
     module, _, attribute = COMMANDS[name].target.partition(":")
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"needs {module}, which this version does not have")
     command = getattr(importlib.import_module(module), attribute)
     assert isinstance(command, click.Command)
     assert command.name == name

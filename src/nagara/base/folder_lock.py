@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nagara.base.errors import NagaraError
+
+
+class FolderBusyError(NagaraError):
+    """Another process holds the folder."""
+
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
@@ -15,4 +21,16 @@ def folder_lock(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def only_holder(folder: Path, name: str, hint: str) -> Iterator[None]:
+    """Holds the folder under `name`, or raises `FolderBusyError` at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderBusyError("is in use", where=str(folder), hint=hint) from None
         yield

@@ -7,12 +7,9 @@ from pathlib import Path
 CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
-PR_SET_CHILD_SUBREAPER = 36
-AT_MINSIGSTKSZ = 51
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.getauxval.restype = ctypes.c_ulong
-_libc.getauxval.argtypes = [ctypes.c_ulong]
 
 
 def _check(result: int, where: str = "") -> None:
@@ -47,6 +44,6 @@ def become_subreaper() -> None:
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
-def auxiliary_value(key: int) -> int:
-    """getauxval(3); 0 when the kernel does not give the key."""
-    return int(_libc.getauxval(key))
+def die_with_parent(number: int) -> None:
+    """The kernel sends this process the signal when the thread that made it ends."""
+    _check(_libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0))

@@ -13,6 +13,8 @@ from pathlib import Path
 import click
 
 from nagara.base.errors import UsageError
+from nagara.base.folder_lock import only_holder
+from nagara.base.linux import die_with_parent
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
 from nagara.node.build import build_node
@@ -38,21 +40,25 @@ def agent_socket(state: Path) -> Path:
     help="A user whose control process may use this agent: it can then run commands in "
     "containers with this agent's rights.",
 )
+@click.option("--end-with-parent", is_flag=True, hidden=True)
 @click.pass_obj
-def agent(settings: Settings, path: Path | None, allow_user: str | None) -> None:
+def agent(
+    settings: Settings, path: Path | None, allow_user: str | None, end_with_parent: bool
+) -> None:
     """Run this machine's node agent alone."""
+    if end_with_parent:
+        die_with_parent(signal.SIGTERM)
     owner = _user_id(allow_user) if allow_user else None
-    settings.state.mkdir(parents=True, exist_ok=True)
-    asyncio.run(_serve(settings.state, path or agent_socket(settings.state), owner))
+    hint = "another agent serves this state folder: is `nagara up` running already?"
+    with only_holder(settings.state / "node", "agent.lock", hint):
+        asyncio.run(_serve(settings.state, path or agent_socket(settings.state), owner))
 
 
 async def _serve(state: Path, path: Path, owner: int | None) -> None:
     node = build_node(state)
     await node.open()
     allowed = () if owner is None else (owner,)
-    server = asyncio.ensure_future(
-        AgentServer(node, path, allowed_uids=allowed, owner=owner).run()
-    )
+    server = asyncio.ensure_future(AgentServer(node, path, allowed_uids=allowed, owner=owner).run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.cancel)

@@ -94,3 +94,7 @@ def main(ctx: click.Context, state: Path | None, verbose: bool) -> None:
     """Run AI inference servers that fold away when idle and come back in about a second."""
     _log_to_stderr(verbose=verbose)
     ctx.obj = read_settings(state, verbose=verbose)
+
+
+if __name__ == "__main__":
+    main()

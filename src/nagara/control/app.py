@@ -8,7 +8,7 @@ no snapshot.
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nagara.contract.replica import Canary, Limits, ModelMount, ReplicaSpec
 
@@ -48,7 +48,7 @@ class App:
     models: tuple[str, ...] = ()
     device: str = "any"
     env: tuple[tuple[str, str], ...] = ()
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     scale: Scale = Scale()
     timeouts: Timeouts = Timeouts()
     snapshot: bool = True

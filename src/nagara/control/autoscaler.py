@@ -7,6 +7,8 @@
 
 - While a request is held and no replica is ready, desired is at least ceil(D / c): nothing can
   shorten the queue before a start has ended, so waiting for the mean would only lose time.
+- Without a request in the system nothing grows above `min`: past demand keeps replicas, it does
+  not bring any back.
 - Panic: mean2(D) >= 2 x ready capacity (one replica's when none is ready). No decrease for 60 s.
   A restarted control process begins in panic at the present count.
 - Keep-alive: the app keeps one replica until it had no request for `idle_s`.
@@ -105,7 +107,7 @@ def decide(
     capacity = max(1, ready) * rules.concurrency
     if demand.mean2 >= PANIC_FACTOR * capacity:
         memory = replace(memory, panic_until_s=now_s + PANIC_S)
-    desired, reason = _desired(rules, demand, ready)
+    desired, reason = _desired(rules, demand, ready, present)
     if desired > present:
         return Decision(desired, start=desired - present, reason=reason), memory
     if desired == present:
@@ -122,7 +124,7 @@ def decide(
     return decision, replace(memory, decreased_s=now_s)
 
 
-def _desired(rules: Rules, demand: Demand, ready: int) -> tuple[int, str]:
+def _desired(rules: Rules, demand: Demand, ready: int, present: int) -> tuple[int, str]:
     if demand.now == 0 and demand.idle_s >= rules.idle_s:
         return rules.min, f"no request for {rules.idle_s:g} s"
     long = _ceil(demand.mean60 / (TARGET * rules.concurrency))
@@ -130,8 +132,10 @@ def _desired(rules: Rules, demand: Demand, ready: int) -> tuple[int, str]:
     cold = _ceil(demand.now / rules.concurrency) if demand.held and not ready else 0
     # Within the keep-alive time the app keeps one replica if it has one: the means reach zero
     # only after a minute of silence, and a longer keep-alive must outlast that.
-    kept = 1 if ready or demand.now else 0
+    kept = 1 if present or demand.now else 0
     wanted = max(long, short, cold, kept)
+    if demand.now == 0:
+        wanted = min(wanted, present)
     reason = f"mean60 wants {long}, mean2 {short}, held requests {cold}"
     return min(rules.max, max(rules.min, wanted)), reason
 

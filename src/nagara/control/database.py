@@ -2,15 +2,18 @@
 
 The thin layer between `state` and SQLite: whoever wants something hands a function over a
 connection to the one writer thread and awaits its result. The loop never waits for a disk, and
-transactions never interleave.
+transactions never interleave. Moving the log into the database needs fsync, which on a busy disk
+takes seconds: that is done on a second thread, so that no start waits for it.
 """
 
 import asyncio
 import fcntl
+import logging
 import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +21,10 @@ from nagara.control.errors import ControlError, StateBusyError
 from nagara.control.migrations import MIGRATIONS
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+CHECKPOINT_COMMITS = 500
 
 
 class Database:
@@ -32,10 +39,12 @@ class Database:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder = folder
+        self._path = folder / "control.db"
         self._lock = _take_lock(folder)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nagara-state")
+        self._checkpoints = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nagara-disk")
         self._connection: sqlite3.Connection | None = None
+        self._commits = 0
 
     async def open(self) -> None:
         """Connects and brings the schema up to date."""
@@ -50,10 +59,16 @@ class Database:
             with connection:
                 return action(connection)
 
-        return await self._call(transact)
+        result = await self._call(transact)
+        self._commits += 1
+        if self._commits % CHECKPOINT_COMMITS == 0:
+            self._checkpoints.submit(self._checkpoint)
+        return result
 
     async def close(self) -> None:
         """Waits for what was handed over, then gives the folder free."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._checkpoints.shutdown)
         if self._connection is not None:
             await self._call(self._connection.close)
             self._connection = None
@@ -64,7 +79,7 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     def _connect(self) -> sqlite3.Connection:
-        path = self._folder / "control.db"
+        path = self._path
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         # Only ever used on the writer thread, but closed and opened by calls from the loop.
         connection = sqlite3.connect(path, check_same_thread=False)
@@ -73,9 +88,18 @@ class Database:
         # The last commits may be lost in a power cut, and with the power go all replicas they
         # speak of; a killed process loses nothing. In exchange a commit needs no fsync.
         connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute("PRAGMA foreign_keys = ON")
         _migrate(connection, str(path))
         return connection
+
+    def _checkpoint(self) -> None:
+        """Runs on a thread of its own; it neither blocks the writer nor waits for it."""
+        try:
+            with closing(sqlite3.connect(self._path)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error:
+            _log.exception("the database's log was not moved; it will be tried again")
 
 
 def _take_lock(folder: Path) -> int:

@@ -9,7 +9,7 @@ from collections import deque
 
 LONG_S = 60.0
 SHORT_S = 2.0
-_RESOLUTION_S = 0.1  # samples closer than this are merged: 600 of them cover the long window
+_RESOLUTION_S = 0.1  # samples closer than this are merged: 1,200 of them cover the long window
 
 
 class DemandWindow:
@@ -54,7 +54,15 @@ class DemandWindow:
         """Seconds since the last request ended; zero while there is one."""
         return 0.0 if self._demand else max(0.0, now_s - self._idle_since_s)
 
+    def forget(self, now_s: float) -> None:
+        """What was before counts no more, as if demand had been zero; the present one stays."""
+        self._changed_s, self._area = now_s, 0.0
+        self._samples = deque([(now_s, 0.0)])
+
     def _advance(self, now_s: float) -> None:
+        if now_s - self._changed_s >= _RESOLUTION_S and self._samples[-1][0] < self._changed_s:
+            # Merged changes end here: what follows is straight and must not be mixed with them.
+            self._samples.append((self._changed_s, self._area))
         self._area += self._demand * max(0.0, now_s - self._changed_s)
         self._changed_s = max(self._changed_s, now_s)
         if now_s - self._samples[-1][0] >= _RESOLUTION_S:

@@ -52,10 +52,10 @@ def default_canary(server: OpenAIServer | None, ready: str) -> Canary:
         return Canary(path=ready)
     body: dict[str, object] = {
         "prompt": "One, two, three, four, five,",
-        "max_tokens": 8,
+        "max_tokens": 4,  # each costs a step of every restored start
         "temperature": 0,
     }
-    if server.must_name_model:
+    if server.model is not None:
         body["model"] = server.model
     return Canary(path="/v1/completions", body=json.dumps(body, sort_keys=True), is_openai=True)
 

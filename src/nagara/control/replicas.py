@@ -61,11 +61,14 @@ class IllegalEventError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A replica with its lease. Changed by the fleet's tasks only, through `on`."""
+    """A replica with its lease. Changed by the fleet's tasks only, through `on`.
+
+    `lease` is None while its start waits for a slot.
+    """
 
     name: str
     app: App
-    lease: Lease
+    lease: Lease | None = None
     state: ReplicaState = ReplicaState.STARTING
     ready_s: float | None = None  # monotonic; when it was routed
 

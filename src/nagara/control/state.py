@@ -219,7 +219,8 @@ class State:
 
         def act(db: sqlite3.Connection) -> list[StartRecord]:
             rows = db.execute(
-                "SELECT * FROM starts WHERE tenant = ? AND app = ? AND replica = coalesce(?, replica)"
+                "SELECT * FROM starts"
+                " WHERE tenant = ? AND app = ? AND replica = coalesce(?, replica)"
                 " ORDER BY started_s DESC, rowid DESC LIMIT ?",
                 (tenant, app, replica, limit),
             )

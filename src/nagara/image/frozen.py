@@ -43,6 +43,8 @@ def freeze(upper: Path, image: Path) -> int:
     try:
         done = subprocess.run(
             [program, "-x", "1", "--quiet", str(image), str(upper)],
+            cwd=image.parent,  # by which it is found when this process is killed meanwhile
+            start_new_session=True,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

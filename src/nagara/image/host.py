@@ -3,9 +3,9 @@
 A replica sees the machine's root file system below its own writable layer, so any program that
 is installed here runs. What it must not see is hidden by marks put into that layer before the
 start: root's home, other homes' secrets by their own modes, temporary and run-time files, the
-password hashes, and the state of nagara itself. Folders that nagara's environment needs and
-that lie below something hidden, or on another file system (overlay does not cross mounts), are
-bound in read-only.
+password hashes, the machine's private keys, and the state of nagara itself. Folders that
+nagara's environment needs and that lie below something hidden, or on another file system
+(overlay does not cross mounts), are bound in read-only.
 
 The kernel refuses a lower layer that lies inside another one, and everything on this machine
 lies below `/`; therefore the marks live in the upper layer, and a frozen layer is a file of its
@@ -21,7 +21,11 @@ _ROOT = Path("/")
 _OPAQUE = b"y"
 _EMPTIED = {Path("/root"): 0o700, Path("/run"): 0o755, Path("/tmp"): 0o1777}  # noqa: S108
 _REMOVED = tuple(Path("/etc") / name for name in ("shadow", "shadow-", "gshadow", "gshadow-"))
-_EMPTIED_IF_PRESENT = {Path("/var/tmp"): 0o1777}  # noqa: S108
+_EMPTIED_IF_PRESENT = {
+    Path("/var/tmp"): 0o1777,  # noqa: S108
+    Path("/etc/ssh"): 0o755,
+    Path("/etc/ssl/private"): 0o700,
+}
 _WHITEOUT = os.makedev(0, 0)
 
 
@@ -65,6 +69,8 @@ class HostImage:
         root_device = _ROOT.stat().st_dev
         bound: list[Path] = []
         for folder in sorted({path.resolve() for path in self.needed if path.exists()}):
+            if self.state.resolve().is_relative_to(folder):
+                continue  # it would show nagara's state, and every replica's root inside it
             if any(folder.is_relative_to(other) for other in bound):
                 continue
             is_hidden = any(folder.is_relative_to(place) for place in hidden)

@@ -27,6 +27,9 @@ def mount_overlay(lower: Sequence[Path], upper: Path, work: Path, target: Path) 
     """
     layers = ":".join(_escaped(layer) for layer in lower)
     options = f"lowerdir={layers},upperdir={_escaped(upper)},workdir={_escaped(work)}"
+    # Some kernels are built to use these without being asked. A layer that does means something
+    # else, or nothing, below another layer.
+    options += ",redirect_dir=off,metacopy=off,index=off"
     if len(options.encode()) > _OPTIONS_LIMIT_BYTES:
         raise MountError(
             "the layers' paths are too long for one mount",

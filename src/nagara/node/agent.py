@@ -18,6 +18,8 @@ from nagara.contract.node import Node
 from nagara.node.wire import MESSAGE_LIMIT, decode_request, encode_error, encode_result
 from nagara.sandbox.unix_socket import listen, peer_uid
 
+_ACCEPT_PAUSE_S = 0.1
+
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +52,12 @@ class AgentServer:
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
-                    connection, _ = await loop.sock_accept(server)
+                    try:
+                        connection, _ = await loop.sock_accept(server)
+                    except OSError as error:  # most likely no descriptor is left
+                        _log.error("a connection to the agent cannot be accepted: %s", error)
+                        await asyncio.sleep(_ACCEPT_PAUSE_S)
+                        continue
                     group.create_task(self._serve(connection))
         finally:
             server.close()
@@ -88,7 +95,7 @@ class AgentServer:
             gone.cancel()
             if not call.done():
                 call.cancel()
-            await asyncio.wait((call, gone))
+            await asyncio.gather(call, gone, return_exceptions=True)
         if not call.cancelled():
             call.result()
 
@@ -102,11 +109,12 @@ class AgentServer:
                     await loop.sock_sendall(connection, encode_result(method, status))
                 return
             result = await getattr(self._node, method)(**arguments)
-            if method == "logs":
-                result = result.decode(errors="replace")
         except (NagaraError, ConnectionError) as error:
             await loop.sock_sendall(connection, encode_error(error))
             return
+        except Exception as error:
+            await loop.sock_sendall(connection, encode_error(error))
+            raise  # a fault of nagara's own: its trace is logged at the task's root
         if method == "dial":
             with result:
                 socket.send_fds(connection, [encode_result(method, None)], [result.fileno()])

@@ -1,10 +1,13 @@
 """Requests of the node itself to a replica: is it ready, and does it give the known answer.
 
-On the node's event loop; the HTTP itself runs in worker threads.
+On the node's event loop; the HTTP itself runs in worker threads of their own, so that replicas
+which are slow to answer keep nothing else waiting.
 """
 
 import asyncio
+import contextlib
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 from nagara.node.runtime import Port
 from nagara.snapshot.canary import Answer, CanaryError, Question, ask, canonical
@@ -13,6 +16,7 @@ _CONNECT_S = 5.0
 _READY_ANSWER_S = 30.0
 _CANARY_ANSWER_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.1
+_threads = ThreadPoolExecutor(64, thread_name_prefix="asking a replica")
 
 
 async def connected(port: Port) -> socket.socket:
@@ -56,5 +60,18 @@ async def canary_answer(port: Port, question: Question) -> str:
 
 
 async def _ask(port: Port, path: str, body: str | None, timeout_s: float) -> Answer:
+    """One request; after `timeout_s`, or cancelled, its thread is let go by ending the stream."""
     opened = await connected(port)
-    return await asyncio.to_thread(ask, opened, path, body, timeout_s=timeout_s)
+    handle = opened.dup()  # `opened` is the thread's to close
+    try:
+        async with asyncio.timeout(timeout_s):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(
+                _threads, lambda: ask(opened, path, body, timeout_s=timeout_s)
+            )
+    except TimeoutError as error:
+        raise CanaryError(f"{path}: no answer within {timeout_s:.0f} s") from error
+    finally:
+        with contextlib.suppress(OSError):  # not connected any more
+            handle.shutdown(socket.SHUT_RDWR)
+        handle.close()

@@ -28,7 +28,6 @@ def build_node(state: Path) -> LocalNode:
     Otherwise plain processes. `LocalNode.facts` says what is missing.
     """
     folder = state / "node"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     keeper = KeeperClient(folder / "keeper.sock")
     logs = ReplicaLogs(folder / "logs")
     models = state / "models"
@@ -60,7 +59,6 @@ def _container_node(
     assert tools.runc is not None
     image = HostImage(state=state, needed=_own_environment())
     layers = FrozenLayers(folder / "layers")
-    layers.unmount_all()
     runtime = ContainerRuntime(
         state=folder,
         models=state / "models",
@@ -78,7 +76,6 @@ def _container_node(
     snapshots = None
     if tools.criu is not None and not missing:
         catalog = Catalog(state / "snapshots")
-        catalog.clear_staging()
         versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
         snapshots = NodeSnapshots(
             catalog=catalog,

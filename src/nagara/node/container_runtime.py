@@ -9,31 +9,42 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 from nagara.base.spans import Waterfall
-from nagara.contract.node import StartFailedError
+from nagara.contract.node import NodeError, StartFailedError
 from nagara.contract.replica import ModelMount, ReplicaSpec
 from nagara.image.host import HostImage
-from nagara.image.mounts import MountError, mount_overlay, unmount_tree
+from nagara.image.mounts import mount_overlay, mount_points, unmount_tree
 from nagara.node.frozen_layers import FrozenLayers
+from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running, substituted
 from nagara.sandbox.bundle import Bind, Bundle
-from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup
+from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
 from nagara.sandbox.identity import set_hostname
-from nagara.sandbox.keeper_client import KeeperClient, KeeperError, inherited_environment
+from nagara.sandbox.keeper_client import (
+    KeeperClient,
+    KeeperError,
+    LaunchError,
+    inherited_environment,
+)
+from nagara.sandbox.leftovers import kill_tools_in
 from nagara.sandbox.netns import NetworkNamespace
-from nagara.sandbox.runc import Runc, RuncError, criu_complaint
+from nagara.sandbox.runc import Runc, criu_complaint
 from nagara.snapshot.capture import CRIU_CONFIG
 from nagara.snapshot.catalog import Snapshot
-from nagara.snapshot.errors import RestoreError
+from nagara.snapshot.errors import BadSnapshotError, RestoreError, SnapshotError
 from nagara.snapshot.hooks import SOCKET_VARIABLE
 from nagara.snapshot.renewal import HOOK_SOCKET, call_hook
 
 _LAUNCH_S = 60.0
 _RESTORE_S = 120.0
 _HOOK_S = 30.0
+_END_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
+_PASSING_LACKS = ("Cannot allocate memory", "No space left", "Too many open files", "Killed")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -81,24 +92,39 @@ class ContainerRuntime:
         self._keeper = keeper
         self._layers = layers
         self._criu_config = state / "criu.conf"
+
+    async def open(self) -> None:
         self._criu_config.write_text(CRIU_CONFIG)
+        await self._layers.unmount_all()
+
+    async def close(self) -> None:
+        await self._layers.unmount_all()
 
     async def launch(
         self, folder: ReplicaFolder, spec: ReplicaSpec, log: Path, waterfall: Waterfall
     ) -> Running:
+        for model in spec.models:
+            if not (self._models / model.name).is_dir():
+                raise NodeError(
+                    "there is no such model on this machine",
+                    where=model.name,
+                    hint="nagara models add",
+                )
         with waterfall.stage("files", "root"):
             self._image.prepare_upper(folder.upper)
             mount_overlay(self._image.layers, folder.upper, folder.work, folder.root)
-        with waterfall.stage("host", "launch"):
-            namespace = self._namespace_and_bundle(folder, spec)
+        with contextlib.ExitStack() as undo, waterfall.stage("host", "launch"):
+            namespace = NetworkNamespace.create()
+            undo.callback(namespace.close)
+            self._write_bundle(folder, spec, namespace)
             command = self.runc.run_command(folder.name, folder.bundle, folder.pid_file)
             try:
                 pid = await self._launch(folder, command, log, _LAUNCH_S)
-            except KeeperError as error:
-                namespace.close()
+            except LaunchError as error:
                 raise StartFailedError(
                     f"the container could not be made: {error.what}", where=spec.app
                 ) from error
+            undo.pop_all()
         return Running(pid, ContainerPort(namespace, spec.port))
 
     async def restore(
@@ -111,85 +137,90 @@ class ContainerRuntime:
     ) -> Running:
         with waterfall.stage("files", "root"):
             frozen = await self._layers.mount(snapshot)
-            try:
-                layers = (frozen, *self._image.layers)
-                mount_overlay(layers, folder.upper, folder.work, folder.root)
-            except MountError as error:
-                raise RestoreError(str(error), where=snapshot.name) from error
-        with waterfall.stage("host", "restore"):
-            namespace = self._namespace_and_bundle(folder, spec)
-            command = self.runc.restore_command(
-                folder.name, folder.bundle, folder.pid_file, snapshot.memory, folder.criu
-            )
-            try:
-                pid = await self._launch(folder, command, log, _RESTORE_S)
-            except KeeperError as error:
-                namespace.close()
-                reason = criu_complaint(folder.criu / "restore.log") or error.what
-                raise RestoreError(reason, where=snapshot.name) from error
-        with waterfall.stage("host", "identity and hooks"):
-            try:
+            layers = (frozen, *self._image.layers)
+            mount_overlay(layers, folder.upper, folder.work, folder.root)
+        with contextlib.ExitStack() as undo:
+            with waterfall.stage("host", "restore"):
+                namespace = NetworkNamespace.create()
+                undo.callback(namespace.close)
+                self._write_bundle(folder, spec, namespace)
+                command = self.runc.restore_command(
+                    folder.name, folder.bundle, folder.pid_file, snapshot.memory, folder.criu
+                )
+                try:
+                    pid = await self._launch(folder, command, log, _RESTORE_S)
+                except LaunchError as error:
+                    raise _restore_failure(folder, snapshot, error) from error
+            with waterfall.stage("host", "identity and hooks"):
                 set_hostname(pid, folder.name)
                 await self._renew(folder, spec, pid)
-            except BaseException:
-                namespace.close()
-                raise
+            undo.pop_all()
         return Running(pid, ContainerPort(namespace, spec.port))
 
     async def adopt(self, folder: ReplicaFolder, port: int, pid: int) -> Running:
         return Running(pid, ContainerPort(NetworkNamespace.of_process(pid), port))
 
-    async def clear(self, folder: ReplicaFolder, *, paused: bool = False) -> None:
+    async def clear(self, folder: ReplicaFolder) -> None:
         """Order matters: a restore killed half-way leaves a bind mount of the root where runc
         keeps its records, and `runc delete` would then delete *through* it. So first no process
         is left, then no mount, and only then is anything deleted."""
-        await self._keeper.signal(folder.name, signal.SIGKILL)
-        kill_cgroup(folder.name)
-        if paused:
-            with contextlib.suppress(RuncError):  # not paused after all
-                await asyncio.to_thread(self.runc.resume, folder.name)
-        await self._until_ended(folder.name)
+        await self._keeper.ensure()
+        await self._until_ended(folder)
         record = self.runc.state / folder.name
         unmount_tree(record)
+        if mounted := mount_points(record):
+            raise NodeError("cannot be unmounted; nothing was deleted", where=str(mounted[0]))
         if record.exists():
-            await asyncio.to_thread(self.runc.delete, folder.name)
+            await in_thread(self.runc.delete, folder.name)
         unmount_tree(folder.path)
-        remove_cgroup(folder.name)
+        await in_thread(remove_cgroup, folder.control_group)
         with contextlib.suppress(KeeperError):
             await self._keeper.forget(folder.name)
 
-    async def _until_ended(self, name: str) -> None:
-        for _ in range(500):
-            kept = [child for child in await self._keeper.children() if child.name == name]
-            if not kill_cgroup(name) and all(child.exit_code is not None for child in kept):
+    async def _until_ended(self, folder: ReplicaFolder) -> None:
+        """Ends the launcher, the tools that work for the replica and its own processes."""
+        pause_s, deadline_s = _FIRST_PAUSE_S, time.monotonic() + _END_S
+        while time.monotonic() < deadline_s:
+            await self._keeper.signal(folder.name, signal.SIGKILL)
+            tools = await asyncio.to_thread(kill_tools_in, folder.path)
+            processes = kill_cgroup(folder.control_group)
+            thaw_cgroup(folder.control_group)
+            kept = [child for child in await self._keeper.children() if child.name == folder.name]
+            if not tools and not processes and all(c.exit_code is not None for c in kept):
                 return
-            await asyncio.sleep(0.02)
-        raise RestoreError("processes do not end after SIGKILL; nothing was deleted", where=name)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        raise NodeError(
+            f"processes do not end within {_END_S:.0f} s of SIGKILL; nothing was deleted",
+            where=folder.name,
+        )
 
-    def _namespace_and_bundle(self, folder: ReplicaFolder, spec: ReplicaSpec) -> NetworkNamespace:
-        namespace = NetworkNamespace.create()
-        values = {"PORT": str(spec.port)}
-        env = {
+    def _environment(self, folder: ReplicaFolder, spec: ReplicaSpec) -> dict[str, str]:
+        return {
             "PATH": self._path,
             "HOME": "/root",
             "LANG": "C.UTF-8",
             "NAGARA_REPLICA": folder.name,
             SOCKET_VARIABLE: str(HOOK_SOCKET),
-            **{name: substituted(value, values) for name, value in spec.env},
+            **_app_environment(spec),
         }
+
+    def _write_bundle(
+        self, folder: ReplicaFolder, spec: ReplicaSpec, namespace: NetworkNamespace
+    ) -> None:
         needed = tuple(Bind(path, path) for path in self._needed)
         Bundle(
             container=folder.name,
+            control_group=folder.control_group,
             root=folder.root,
-            command=tuple(substituted(part, values) for part in spec.command),
-            env=env,
+            command=tuple(substituted(part, _values(spec)) for part in spec.command),
+            env=self._environment(folder, spec),
             network_namespace=namespace.path,
             binds=needed + tuple(self.model_bind(model) for model in spec.models),
             cpu_cores=spec.limits.cpu,
             memory_bytes=spec.limits.memory_bytes,
             criu_config=self._criu_config,
         ).write(folder.bundle)
-        return namespace
 
     def model_bind(self, model: ModelMount) -> Bind:
         """How a replica sees a model folder."""
@@ -204,18 +235,40 @@ class ContainerRuntime:
     async def _launch(
         self, folder: ReplicaFolder, command: list[str], log: Path, time_limit_s: float
     ) -> int:
+        await self._keeper.ensure()
         return await self._keeper.launch(
             folder.name,
             command,
             env=inherited_environment(),
+            cwd=folder.criu,
             log=log,
             pid_file=folder.pid_file,
             time_limit_s=time_limit_s,
         )
 
     async def _renew(self, folder: ReplicaFolder, spec: ReplicaSpec, pid: int) -> None:
-        request = {"do": "after_restore", "replica": folder.name, "env": dict(spec.env)}
+        env = _app_environment(spec)
+        request = {"do": "after_restore", "replica": folder.name, "env": env}
         await asyncio.to_thread(call_hook, pid, request, timeout_s=_HOOK_S)
+
+
+def _values(spec: ReplicaSpec) -> dict[str, str]:
+    return {"PORT": str(spec.port)}
+
+
+def _app_environment(spec: ReplicaSpec) -> dict[str, str]:
+    return {name: substituted(value, _values(spec)) for name, value in spec.env}
+
+
+def _restore_failure(
+    folder: ReplicaFolder, snapshot: Snapshot, error: LaunchError
+) -> SnapshotError:
+    """Whose fault a failed restore is. The checkpoint tool's own complaint counts against the
+    snapshot, unless it is about what the machine lacks at the moment."""
+    complaint = criu_complaint(folder.criu / "restore.log")
+    if complaint is None or any(lack in complaint for lack in _PASSING_LACKS):
+        return RestoreError(complaint or error.what, where=snapshot.name)
+    return BadSnapshotError(complaint, where=snapshot.name)
 
 
 def can_run_containers() -> str | None:

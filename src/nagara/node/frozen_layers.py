@@ -1,9 +1,14 @@
-"""Frozen layers of snapshots, each mounted once however many replicas stand on it. Needs root."""
+"""Frozen layers of snapshots, each mounted once however many replicas stand on it. Needs root.
+
+An overlay keeps its own hold on the layers below it: a layer may be taken down while replicas
+stand on it, and mounted again beside them.
+"""
 
 import asyncio
 from pathlib import Path
 
-from nagara.image.mounts import MountError, mount_erofs, mount_points, unmount_if_mounted
+from nagara.image.mounts import MountError, mount_erofs, unmount_if_mounted, unmount_tree
+from nagara.node.owned_tasks import in_thread
 from nagara.snapshot.capture import listing_digest
 from nagara.snapshot.catalog import Snapshot
 from nagara.snapshot.errors import BadSnapshotError, RestoreError
@@ -20,37 +25,40 @@ class FrozenLayers:
     async def mount(self, snapshot: Snapshot) -> Path:
         """Where the snapshot's layer is mounted; mounts and checks it the first time.
 
+        It stays there at least until the caller next gives up control.
+
         Raises:
             BadSnapshotError: the layer does not hold what was frozen.
             RestoreError: this kernel refuses the mount.
         """
         target = self._folder / snapshot.name
-        if snapshot.name in self._mounted:
-            return target
-        async with self._turn:
-            if snapshot.name not in self._mounted:
-                await asyncio.to_thread(self._mount, snapshot, target)
-                self._mounted.add(snapshot.name)
+        while snapshot.name not in self._mounted:
+            async with self._turn:
+                if snapshot.name not in self._mounted:
+                    await in_thread(self._mount, snapshot, target)
+                    self._mounted.add(snapshot.name)
         return target
 
-    def unmount(self, name: str) -> None:
+    async def unmount(self, name: str) -> None:
         """Takes one layer down. Replicas that stand on it keep it until they end."""
-        self._mounted.discard(name)
-        target = self._folder / name
-        if unmount_if_mounted(target) or target.exists():
-            target.rmdir()
+        async with self._turn:
+            self._mounted.discard(name)
+            target = self._folder / name
+            if unmount_if_mounted(target) or target.exists():
+                target.rmdir()
 
-    def unmount_all(self) -> None:
-        """Takes all layers down, also those that an earlier process has mounted."""
-        for point in mount_points(self._folder):
-            unmount_if_mounted(point.target)
-        if self._folder.is_dir():
-            for left in self._folder.iterdir():
-                left.rmdir()
-        self._mounted.clear()
+    async def unmount_all(self) -> None:
+        """Takes all layers down, also those an earlier process has mounted."""
+        async with self._turn:
+            self._mounted.clear()
+            unmount_tree(self._folder)
+            if self._folder.is_dir():
+                for left in self._folder.iterdir():
+                    left.rmdir()
 
     def _mount(self, snapshot: Snapshot, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
+        unmount_if_mounted(target)  # somebody who was interrupted may have got here before
         try:
             mount_erofs(snapshot.layer, target)
         except MountError as error:

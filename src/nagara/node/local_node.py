@@ -8,16 +8,18 @@ A node that starts anew reads both: it takes ready replicas over and clears the 
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import logging
 import os
 import shutil
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
+from nagara.base.errors import NagaraError
 from nagara.base.spans import Waterfall
 from nagara.contract.node import NodeError, ReplicaGoneError, StartFailedError
 from nagara.contract.replica import (
@@ -30,43 +32,25 @@ from nagara.contract.replica import (
     StartOrder,
     StartReport,
 )
+from nagara.node.admission import check_name, check_order
 from nagara.node.asking import connected, until_ready
 from nagara.node.logs import ReplicaLogs
-from nagara.node.replica_folder import ReplicaFolder, ReplicaRecord, replica_folders
+from nagara.node.machine_faults import as_node_error
+from nagara.node.owned_tasks import finished, in_thread
+from nagara.node.replica import Replica, record_of
+from nagara.node.replica_folder import ReplicaFolder, replica_folders
 from nagara.node.runtime import Running, Runtime
 from nagara.node.snapshots import NodeSnapshots, NoSnapshot
-from nagara.sandbox.keeper_client import KeeperClient, KeeperError
+from nagara.sandbox.keeper_client import KeeperClient, KeeperError, KeptChild
 from nagara.sandbox.signals import handles_signal
 from nagara.snapshot.capture import Saved
 from nagara.snapshot.catalog import Snapshot
-from nagara.snapshot.errors import CaptureError, SnapshotError
+from nagara.snapshot.errors import CaptureError, RestoreError, SnapshotError
+
+_KEEPER_PAUSE_S = 0.5
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Replica:
-    """A replica of this node while it exists."""
-
-    record: ReplicaRecord
-    folder: ReplicaFolder
-    running: Running | None = None
-    exit_code: int | None = None
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    is_stopping: bool = False
-    is_paused: bool = False
-
-    def status(self) -> ReplicaStatus:
-        record = self.record
-        return ReplicaStatus(
-            replica=record.replica,
-            tenant=record.tenant,
-            app=record.app,
-            definition=record.definition,
-            lease=record.lease,
-            ready=record.ready and self.exit_code is None,
-            exit_code=self.exit_code,
-        )
+Result = TypeVar("Result")
 
 
 class LocalNode:
@@ -94,41 +78,75 @@ class LocalNode:
         self._logs = logs
         self._snapshots = snapshots
         self._missing = missing
-        self._replicas: dict[str, _Replica] = {}
+        self._replicas: dict[str, Replica] = {}
         self._listeners: set[asyncio.Queue[ReplicaStatus]] = set()
         self._watcher: asyncio.Task[None] | None = None
+        self._lock = -1  # descriptor; held for as long as this node is open
 
     async def open(self) -> None:
-        """Starts the keeper where it is missing and takes over what an earlier node has left."""
-        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        await self._keeper.ensure()
+        """Starts the keeper where it is missing and takes over what an earlier node has left.
+
+        Raises:
+            NodeError: another node has this folder open, or the folder cannot be used.
+        """
+        try:
+            self._root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._root.mkdir(exist_ok=True, mode=0o700)
+            self._lock = _locked(self._root)
+            await self._keeper.ensure()
+            await self._runtime.open()
+            if self._snapshots:
+                await in_thread(self._snapshots.clear_staging)
+            await self._take_over()
+        except (OSError, NagaraError) as error:
+            self._unlock()
+            raise as_node_error(error) from error
         self._watcher = asyncio.create_task(self._watch(), name="replica exits")
+
+    async def _take_over(self) -> None:
         kept = {child.name: child for child in await self._keeper.children()}
         for folder in list(replica_folders(self._root)):
             record, child = folder.read(), kept.pop(folder.name, None)
-            is_alive = child is not None and child.exit_code is None and child.pid is not None
-            if record and record.ready and not record.is_capture and child and is_alive:
-                running = await self._runtime.adopt(folder, record.port, child.pid or 0)
-                self._replicas[folder.name] = _Replica(record, folder, running)
-                _log.info("took over replica %s", folder.name)
-            else:
-                await self._runtime.clear(folder, paused=bool(record and record.is_capture))
-                folder.remove()
+            pid = child.pid if child and child.exit_code is None else None
+            if record and record.ready and not record.is_capture and pid:
+                with contextlib.suppress(OSError):  # it has just ended
+                    running = await self._runtime.adopt(folder, record.port, pid)
+                    self._replicas[folder.name] = Replica(record, folder, running)
+                    _log.info("took over replica %s", folder.name)
+                    continue
+            await self._clear_away(folder)
         for name in kept:  # a process whose folder is gone: nobody answers for it
-            await self._runtime.clear(ReplicaFolder(self._root / name))
+            await self._clear_away(ReplicaFolder(self._root / name))
+
+    async def _clear_away(self, folder: ReplicaFolder) -> None:
+        """Removes an earlier node's replica; one that resists does not keep others from work."""
+        try:
+            await self._runtime.clear(folder)
+            await in_thread(folder.remove)
+        except (NagaraError, OSError):
+            _log.exception("replica %s of an earlier node cannot be cleared away", folder.name)
 
     async def close(self, *, stop_replicas: bool) -> None:
-        """Ends the node; with `stop_replicas` also its replicas and the keeper."""
-        if stop_replicas:
-            async with asyncio.TaskGroup() as group:
-                for name in list(self._replicas):
-                    group.create_task(self.stop(name))
+        """Ends the node; with `stop_replicas` also its replicas. The keeper ends with the last."""
+        going = [r for r in self._replicas.values() if stop_replicas or r.making]
+        await asyncio.gather(*(self.stop(replica.name) for replica in going))
         if self._watcher:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
-        if stop_replicas:
-            with contextlib.suppress(KeeperError):
-                await self._keeper.shutdown()
+        for replica in self._replicas.values():
+            if replica.running:
+                replica.running.port.close()
+        with contextlib.suppress(KeeperError):  # a replica still runs
+            await self._keeper.shutdown()
+        await self._runtime.close()
+        if self._snapshots:
+            self._snapshots.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     async def facts(self) -> NodeFacts:
         return NodeFacts(
@@ -141,69 +159,88 @@ class LocalNode:
         )
 
     async def start(self, order: StartOrder) -> StartReport:
-        began_s = time.monotonic()
-        spec = order.spec
         waterfall = Waterfall(time.monotonic, order.replica)
-        record = _record(order)
-        snapshot: Snapshot | NoSnapshot = NoSnapshot("snapshots are off", capture_wanted=False)
+        replica = self._new(order)
+        return await self._made(replica, self._start(replica, order.spec, waterfall))
+
+    async def _start(
+        self, replica: Replica, spec: ReplicaSpec, waterfall: Waterfall
+    ) -> StartReport:
+        with waterfall.stage("files", "folder"):
+            await in_thread(replica.folder.create, replica.record)
+            await in_thread(self._logs.prepare, replica.record)
+        found: Snapshot | NoSnapshot | None = None
         if self._snapshots and spec.snapshot:
             with waterfall.stage("files", "find snapshot"):
-                snapshot = await self._snapshots.find(spec)
-        fallback: str | None = None
-        async with self._making(record) as replica:
-            kind = StartKind.PLAIN
-            if isinstance(snapshot, Snapshot):
-                fallback = await self._try_restore(replica, spec, snapshot, waterfall)
-                kind = StartKind.PLAIN if fallback else StartKind.RESTORED
-            elif self._snapshots and spec.snapshot:
-                fallback = snapshot.reason
-            if kind is StartKind.PLAIN:
-                await self._run(replica, spec, waterfall)
-            await asyncio.to_thread(replica.folder.mark_ready)
-            replica.record = dataclasses.replace(record, ready=True)
+                found = await self._snapshots.find(spec)
+        fallback = found.reason if isinstance(found, NoSnapshot) else None
+        if isinstance(found, Snapshot):
+            fallback = await self._try_restore(replica, spec, found, waterfall)
+        is_restored = isinstance(found, Snapshot) and not fallback
+        if not is_restored:
+            await self._run(replica, spec, waterfall)
+        with waterfall.stage("files", "ready"):
+            replica.record = dataclasses.replace(replica.record, ready=True)
+            replica.folder.write(replica.record)
         return StartReport(
-            replica=order.replica,
-            kind=kind,
+            replica=replica.name,
+            kind=StartKind.RESTORED if is_restored else StartKind.PLAIN,
             stages=waterfall.stages(),
-            elapsed_s=time.monotonic() - began_s,
-            snapshot=snapshot.name if isinstance(snapshot, Snapshot) and not fallback else None,
+            elapsed_s=waterfall.elapsed_s(),
+            snapshot=found.name if isinstance(found, Snapshot) and is_restored else None,
             fallback=fallback,
-            capture_wanted=isinstance(snapshot, NoSnapshot) and snapshot.capture_wanted,
+            capture_wanted=isinstance(found, NoSnapshot) and found.capture_wanted,
         )
 
     async def capture(self, order: CaptureOrder) -> CaptureReport:
         if self._snapshots is None:
             return CaptureReport(None, "this machine cannot save replicas")
         began_s = time.monotonic()
-        spec = order.spec
-        record = dataclasses.replace(_record(order), is_capture=True)
-        staging = await asyncio.to_thread(self._snapshots.staging)
-        try:
-            async with self._making(record) as replica:
-                await self._run(replica, spec, Waterfall(time.monotonic, order.replica))
-                running = _running(replica)
-                answer = await self._snapshots.prepare(running, spec)
-                replica.is_paused = True
-                saved = await self._save(replica, running, spec, staging)
-                await self._remove(replica)
-            report = await asyncio.to_thread(self._snapshots.publish, staging, spec, saved, answer)
-        except CaptureError as error:
-            return CaptureReport(None, str(error), elapsed_s=time.monotonic() - began_s)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+        replica = self._new(order)
+        report = await self._made(replica, self._capture(replica, order.spec, self._snapshots))
         return dataclasses.replace(report, elapsed_s=time.monotonic() - began_s)
+
+    async def _capture(
+        self, replica: Replica, spec: ReplicaSpec, snapshots: NodeSnapshots
+    ) -> CaptureReport:
+        staging = snapshots.staging()
+        try:
+            await in_thread(snapshots.make_staging, staging)
+            await in_thread(replica.folder.create, replica.record)
+            await in_thread(self._logs.prepare, replica.record)
+            await self._run(replica, spec, Waterfall(time.monotonic, replica.name))
+            running = _running(replica)
+            answer = await snapshots.prepare(running, spec)
+            saved = await self._save(replica, running, spec, staging)
+            await self._remove(replica)
+            return await snapshots.publish(staging, spec, saved, answer)
+        except SnapshotError as error:
+            await self._remove(replica)
+            return CaptureReport(None, str(error))
+        finally:
+            await in_thread(shutil.rmtree, staging, ignore_errors=True)
 
     async def stop(self, replica: str, *, grace_s: float = 10.0) -> None:
         found = self._replicas.get(replica)
         if found is None:
             return
         found.is_stopping = True
-        if found.running and handles_signal(found.running.pid, signal.SIGTERM):
-            with contextlib.suppress(TimeoutError):
+        if found.making is not None:
+            found.making.cancel()
+            await asyncio.wait([found.making])
+        elif found.running and found.exit_code is None and grace_s > 0:
+            await self._ask_to_end(found, found.running, grace_s)
+        try:
+            await self._remove(found)
+        except (NagaraError, OSError) as error:
+            raise as_node_error(error) from error
+
+    async def _ask_to_end(self, replica: Replica, running: Running, grace_s: float) -> None:
+        if handles_signal(running.pid, signal.SIGTERM):
+            with contextlib.suppress(TimeoutError, KeeperError):
                 async with asyncio.timeout(grace_s):
-                    await self._keeper.signal(replica, signal.SIGTERM)
-                    await found.ended.wait()
-        await self._remove(found)
+                    await self._keeper.signal(replica.name, signal.SIGTERM)
+                    await replica.ended.wait()
 
     async def dial(self, replica: str) -> socket.socket:
         found = self._replicas.get(replica)
@@ -224,29 +261,53 @@ class LocalNode:
             self._listeners.discard(queue)
 
     async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
+        check_name("replica", replica)
         return await asyncio.to_thread(self._logs.tail, replica, tail_bytes)
 
     async def forget_app(self, tenant: str, app: str) -> None:
+        check_name("tenant", tenant)
+        check_name("app", app)
         if self._snapshots:
-            await asyncio.to_thread(self._snapshots.forget_app, tenant, app)
-        await asyncio.to_thread(self._logs.forget_app, tenant, app)
+            await self._snapshots.forget_app(tenant, app)
+        await in_thread(self._logs.forget_app, tenant, app)
 
-    @contextlib.asynccontextmanager
-    async def _making(self, record: ReplicaRecord) -> AsyncIterator[_Replica]:
-        """A new replica; if the block fails or is cancelled, nothing of it is left."""
-        if record.replica in self._replicas:
-            raise NodeError("a replica of that name exists", where=record.replica)
-        replica = _Replica(record, ReplicaFolder(self._root / record.replica))
-        self._replicas[record.replica] = replica
+    def _new(self, order: StartOrder | CaptureOrder) -> Replica:
+        check_order(order)
+        if order.replica in self._replicas:
+            raise NodeError("a replica of that name exists", where=order.replica)
+        replica = Replica(record_of(order), ReplicaFolder(self._root / order.replica))
+        self._replicas[order.replica] = replica
+        return replica
+
+    async def _made(self, replica: Replica, making: Coroutine[Any, Any, Result]) -> Result:
+        """The outcome of making a replica. If that fails, or the caller or `stop` ends it,
+        nothing of the replica is left."""
+        task = asyncio.create_task(making, name=f"making {replica.name}")
+        replica.making = task
         try:
-            await asyncio.to_thread(replica.folder.create, record)
-            yield replica
-        except BaseException:
-            await asyncio.shield(self._remove(replica))
+            await asyncio.wait([task])
+            if task.cancelled():
+                raise StartFailedError("was stopped before it was ready", where=replica.name)
+            return task.result()
+        except BaseException as error:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await finished(asyncio.create_task(self._unmade(replica, task)))
+            if isinstance(error, Exception):
+                raise as_node_error(error) from error
             raise
+        finally:
+            replica.making = None
+
+    async def _unmade(self, replica: Replica, task: asyncio.Task[Any]) -> None:
+        await asyncio.wait([task])
+        try:
+            await self._remove(replica)
+        except (NagaraError, OSError):  # the failure before is what the caller must hear of
+            _log.exception("replica %s cannot be cleared away", replica.name)
 
     async def _try_restore(
-        self, replica: _Replica, spec: ReplicaSpec, snapshot: Snapshot, waterfall: Waterfall
+        self, replica: Replica, spec: ReplicaSpec, snapshot: Snapshot, waterfall: Waterfall
     ) -> str | None:
         """Restores the replica; on failure clears it away and returns why it failed."""
         assert self._snapshots is not None
@@ -259,104 +320,143 @@ class LocalNode:
             )
             with waterfall.stage("canary"):
                 await self._snapshots.check_answer(replica.running, spec, snapshot)
-        except SnapshotError as error:
-            _log.warning("%s: not restored, starting plainly: %s", replica.record.app, error)
+                await self._snapshots.count_success(snapshot)
+        except (NagaraError, OSError) as error:
+            failure = error if isinstance(error, SnapshotError) else RestoreError(str(error))
+            _log.warning("%s: not restored, starting plainly: %s", replica.record.app, failure)
             with waterfall.stage("host", "clear a failed restore"):
-                await self._snapshots.count_failure(snapshot, error)
-                await self._clear_for_another_try(replica)
-            return str(error)
+                await self._snapshots.count_failure(snapshot, failure)
+                await self._runtime.clear(replica.folder)
+                await in_thread(replica.folder.empty)
+                replica.begin_again()
+            return str(failure)
         return None
 
-    async def _clear_for_another_try(self, replica: _Replica) -> None:
-        await self._runtime.clear(replica.folder)
-        await asyncio.to_thread(replica.folder.empty)
-        if replica.running:
-            replica.running.port.close()
-        replica.running, replica.exit_code = None, None
-        replica.ended.clear()
-
-    async def _run(self, replica: _Replica, spec: ReplicaSpec, waterfall: Waterfall) -> None:
+    async def _run(self, replica: Replica, spec: ReplicaSpec, waterfall: Waterfall) -> None:
         """Runs the app's command and waits until it is ready.
 
         Raises:
             StartFailedError: it ended, or was not ready in time; with the end of its log.
         """
         log = self._logs.path_for(replica.record)
-        replica.running = await self._runtime.launch(replica.folder, spec, log, waterfall)
-        with waterfall.stage("host", "until ready"):
-            ready = asyncio.ensure_future(until_ready(replica.running.port, spec.ready_path))
-            ended = asyncio.ensure_future(replica.ended.wait())
-            try:
-                await asyncio.wait(
-                    (ready, ended),
-                    timeout=spec.start_timeout_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if ready.done():
-                    await ready
-                    return
-            finally:
+        try:
+            replica.running = await self._runtime.launch(replica.folder, spec, log, waterfall)
+            with waterfall.stage("host", "until ready"):
+                what = await self._until_ready(replica, replica.running, spec)
+        except StartFailedError as error:
+            what = error.what
+        if what is not None:
+            tail = await asyncio.to_thread(self._logs.last_lines, replica.name)
+            raise StartFailedError(what + (f"; it wrote:\n{tail}" if tail else ""), where=spec.app)
+
+    async def _until_ready(
+        self, replica: Replica, running: Running, spec: ReplicaSpec
+    ) -> str | None:
+        """None when the replica is ready; else why it will not be."""
+        ready = asyncio.create_task(until_ready(running.port, spec.ready_path))
+        ended = asyncio.create_task(replica.ended.wait())
+        try:
+            await asyncio.wait(
+                (ready, ended), timeout=spec.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            if not ready.done():
                 ready.cancel()
-                ended.cancel()
+            ended.cancel()
+            await asyncio.wait((ready, ended))
         if replica.exit_code is not None:
-            what = f"its command ended with {_spoken(replica.exit_code)} before it was ready"
-        else:
-            what = f"{spec.ready_path} was not answered with a 2xx in {spec.start_timeout_s:.0f} s"
-        tail = await asyncio.to_thread(self._logs.last_lines, replica.record.replica)
-        raise StartFailedError(what + (f"; it wrote:\n{tail}" if tail else ""), where=spec.app)
+            return f"its command ended with {_spoken(replica.exit_code)} before it was ready"
+        if not ready.cancelled():
+            ready.result()
+            return None
+        return f"{spec.ready_path} was not answered with a 2xx in {spec.start_timeout_s:.0f} s"
 
     async def _save(
-        self, replica: _Replica, running: Running, spec: ReplicaSpec, staging: Path
+        self, replica: Replica, running: Running, spec: ReplicaSpec, staging: Path
     ) -> Saved:
         """Saves in a worker thread. Cancelled, it ends the replica and thereby the saving."""
         assert self._snapshots is not None
-        saving = asyncio.ensure_future(
+        saving = asyncio.create_task(
             asyncio.to_thread(self._snapshots.save, replica.folder, running, spec, staging)
         )
         try:
             return await asyncio.shield(saving)
         except asyncio.CancelledError:
-            await asyncio.shield(self._runtime.clear(replica.folder, paused=True))
+            await self._remove(replica)
             with contextlib.suppress(CaptureError):
-                await saving
+                await finished(saving)
             raise
 
-    async def _remove(self, replica: _Replica) -> None:
+    async def _remove(self, replica: Replica) -> None:
+        """Takes a replica down, once however many ask for it; goes on if they are cancelled."""
+        if replica.removal is None:
+            replica.removal = asyncio.create_task(self._take_down(replica))
+        removal = replica.removal
+        try:
+            await finished(removal)
+        finally:
+            if removal.exception() is not None:
+                replica.removal = None  # may be tried again
+
+    async def _take_down(self, replica: Replica) -> None:
         replica.is_stopping = True
-        await self._runtime.clear(replica.folder, paused=replica.is_paused)
+        await self._runtime.clear(replica.folder)
         if replica.running:
             replica.running.port.close()
-        await asyncio.to_thread(replica.folder.remove)
-        self._replicas.pop(replica.record.replica, None)
+        await in_thread(replica.folder.remove)
+        self._replicas.pop(replica.name, None)
 
     async def _watch(self) -> None:
-        try:
-            async for child in self._keeper.exits():
-                replica = self._replicas.get(child.name)
-                if replica is None:
-                    continue
-                replica.exit_code = child.exit_code
-                replica.ended.set()
-                if replica.record.ready and not replica.is_stopping:
-                    for listener in self._listeners:
-                        listener.put_nowait(replica.status())
-        except KeeperError:
-            _log.exception("the keeper is gone; replicas can no longer be watched")
+        """Notes which replicas end; when the keeper itself ends, makes a new one."""
+        while True:
+            try:
+                async for child in self._keeper.exits():
+                    self._note_end(child)
+            except KeeperError as error:
+                _log.error("the keeper has ended, and with it its replicas: %s", error)
+            try:
+                await self._begin_with_a_new_keeper()
+            except (NagaraError, OSError):
+                _log.exception("no new keeper yet")
+                await asyncio.sleep(_KEEPER_PAUSE_S)
+
+    async def _begin_with_a_new_keeper(self) -> None:
+        """Replicas of the old one have nobody who reads what they write: they count as killed."""
+        await self._keeper.ensure()
+        kept = {child.name for child in await self._keeper.children()}
+        for replica in list(self._replicas.values()):
+            if replica.running and replica.exit_code is None and replica.name not in kept:
+                self._note_end(KeptChild(replica.name, replica.running.pid, -signal.SIGKILL))
+                if replica.making is None and replica.removal is None:
+                    await self._runtime.clear(replica.folder)
+
+    def _note_end(self, child: KeptChild) -> None:
+        replica = self._replicas.get(child.name)
+        if replica is None or replica.exit_code is not None or child.exit_code is None:
+            return
+        if replica.running and replica.running.pid != child.pid:
+            return  # an earlier attempt's process
+        replica.note_end(child.exit_code)
+        if replica.record.ready and not replica.is_stopping:
+            for listener in self._listeners:
+                listener.put_nowait(replica.status())
 
 
-def _record(order: StartOrder | CaptureOrder) -> ReplicaRecord:
-    spec = order.spec
-    return ReplicaRecord(
-        replica=order.replica,
-        tenant=spec.tenant,
-        app=spec.app,
-        definition=spec.definition,
-        lease=order.lease,
-        port=spec.port,
-    )
+def _locked(root: Path) -> int:
+    descriptor = os.open(root / ".lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise NodeError(
+            "another node agent uses this state folder",
+            where=str(root.parent),
+            hint="end it (`nagara up` or `nagara agent`), or name another folder with --state",
+        ) from error
+    return descriptor
 
 
-def _running(replica: _Replica) -> Running:
+def _running(replica: Replica) -> Running:
     if replica.running is None:
         raise CaptureError("ended before it could be saved", where=replica.record.app)
     return replica.running

@@ -20,14 +20,17 @@ class ReplicaLogs:
         self._root = root
 
     def path_for(self, record: ReplicaRecord) -> Path:
-        """Where a replica's output goes; the oldest logs of the app make room."""
+        """Where a replica's output goes. Does not block."""
+        return self._root / record.tenant / record.app / f"{record.replica}.log"
+
+    def prepare(self, record: ReplicaRecord) -> None:
+        """Makes the folder of `path_for`; the oldest logs of the app make room."""
         folder = self._root / record.tenant / record.app
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
         for old in logs[: max(0, len(logs) - _KEPT_PER_APP + 1)]:
             old.unlink(missing_ok=True)
             old.with_name(old.name + ".1").unlink(missing_ok=True)
-        return folder / f"{record.replica}.log"
 
     def tail(self, replica: str, tail_bytes: int) -> bytes:
         """The last bytes of a replica's output. Raises `ReplicaGoneError`."""

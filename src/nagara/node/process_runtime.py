@@ -5,22 +5,27 @@ where the model really lies.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 from nagara.base.spans import Waterfall
-from nagara.contract.node import StartFailedError
+from nagara.contract.node import NodeError, StartFailedError
 from nagara.contract.replica import ReplicaSpec
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running, substituted
-from nagara.sandbox.keeper_client import KeeperClient, KeeperError
+from nagara.sandbox.keeper_client import KeeperClient, KeeperError, LaunchError
+from nagara.sandbox.leftovers import kill_session, start_mark
 from nagara.snapshot.catalog import Snapshot
 from nagara.snapshot.errors import RestoreError
 
 _LAUNCH_S = 10.0
+_END_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 
 
 class ProcessPort:
@@ -46,10 +51,17 @@ class ProcessRuntime:
         self._models = models
         self._keeper = keeper
 
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
     async def launch(
         self, folder: ReplicaFolder, spec: ReplicaSpec, log: Path, waterfall: Waterfall
     ) -> Running:
         with waterfall.stage("host", "launch"):
+            await self._keeper.ensure()
             port = _free_port()
             (folder.path / "port").write_text(str(port))
             command = [self._in_place(part, spec, port) for part in spec.command]
@@ -61,12 +73,19 @@ class ProcessRuntime:
             }
             try:
                 pid = await self._keeper.launch(
-                    folder.name, command, env=env, log=log, pid_file=None, time_limit_s=_LAUNCH_S
+                    folder.name,
+                    command,
+                    env=env,
+                    cwd=Path("/"),
+                    log=log,
+                    pid_file=None,
+                    time_limit_s=_LAUNCH_S,
                 )
-            except KeeperError as error:
+            except LaunchError as error:
                 raise StartFailedError(
                     f"{command[0]} cannot be run: {error.what}", where=spec.app
                 ) from error
+            folder.pid_file.write_text(f"{pid} {start_mark(pid) or ''}")
         return Running(pid, ProcessPort(port))
 
     async def restore(
@@ -82,15 +101,22 @@ class ProcessRuntime:
     async def adopt(self, folder: ReplicaFolder, port: int, pid: int) -> Running:
         return Running(pid, ProcessPort(int((folder.path / "port").read_text())))
 
-    async def clear(self, folder: ReplicaFolder, *, paused: bool = False) -> None:
-        await self._keeper.signal(folder.name, signal.SIGKILL)
-        for _ in range(500):
+    async def clear(self, folder: ReplicaFolder) -> None:
+        await self._keeper.ensure()
+        pause_s, deadline_s = _FIRST_PAUSE_S, time.monotonic() + _END_S
+        while time.monotonic() < deadline_s:
+            await self._keeper.signal(folder.name, signal.SIGKILL)
+            left = await asyncio.to_thread(_kill_session_of, folder)
             kept = [child for child in await self._keeper.children() if child.name == folder.name]
-            if all(child.exit_code is not None for child in kept):
-                await self._keeper.forget(folder.name)
+            if not left and all(child.exit_code is not None for child in kept):
+                with contextlib.suppress(KeeperError):
+                    await self._keeper.forget(folder.name)
                 return
-            await asyncio.sleep(0.02)
-        raise StartFailedError("the process does not end after SIGKILL", where=folder.name)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        raise NodeError(
+            f"the process does not end within {_END_S:.0f} s of SIGKILL", where=folder.name
+        )
 
     def _in_place(self, text: str, spec: ReplicaSpec, port: int) -> str:
         for model in spec.models:
@@ -98,6 +124,15 @@ class ProcessRuntime:
             if text == inside or text.startswith(inside + "/"):
                 text = str(self._models / model.name) + text[len(inside) :]
         return substituted(text, {"PORT": str(port)})
+
+
+def _kill_session_of(folder: ReplicaFolder) -> int:
+    """Ends what a killed keeper, or a replica that ended by itself, has left running."""
+    try:
+        pid, started = folder.pid_file.read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return kill_session(int(pid), started)
 
 
 def _free_port() -> int:

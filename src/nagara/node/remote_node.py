@@ -5,8 +5,9 @@ agent.
 """
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from nagara.contract.replica import (
 )
 from nagara.node.wire import MESSAGE_LIMIT, decode_reply, encode_request
 from nagara.sandbox.unix_socket import connect
+
+_CONNECT_S = 10.0
 
 
 class RemoteNode:
@@ -45,8 +48,8 @@ class RemoteNode:
         return await self._call("replicas")  # type: ignore[no-any-return]
 
     async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
-        text: str = await self._call("logs", replica=replica, tail_bytes=tail_bytes)
-        return text.encode()
+        tail_bytes = min(tail_bytes, MESSAGE_LIMIT // 2)
+        return await self._call("logs", replica=replica, tail_bytes=tail_bytes)  # type: ignore[no-any-return]
 
     async def forget_app(self, tenant: str, app: str) -> None:
         await self._call("forget_app", tenant=tenant, app=app)
@@ -56,13 +59,15 @@ class RemoteNode:
         with self._connected() as connection:
             await loop.sock_sendall(connection, encode_request("dial", {"replica": replica}))
             await _until_readable(connection)
-            line, descriptors, _, _ = socket.recv_fds(connection, 65536, 1)
+            line, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_LIMIT, 1)
         try:
             decode_reply("dial", line or self._gone())
-            return socket.socket(fileno=descriptors.pop())
+            dialled = socket.socket(fileno=descriptors.pop())
         finally:
             for left in descriptors:
                 socket.close(left)
+        dialled.setblocking(False)
+        return dialled
 
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         with self._connected() as connection:
@@ -76,24 +81,33 @@ class RemoteNode:
         loop = asyncio.get_running_loop()
         with self._connected() as connection:
             await loop.sock_sendall(connection, encode_request(method, arguments))
-            return decode_reply(method, await _Lines(connection).next() or self._gone())
+            line = await _Lines(connection).next() or self._gone()
+        return decode_reply(method, line)
 
-    def _connected(self) -> socket.socket:
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[socket.socket]:
+        """A connection to the agent, closed afterwards; its own failure is the agent's absence."""
         try:
-            connection = connect(self._path)
+            connection = connect(self._path, timeout_s=_CONNECT_S)
         except OSError as error:
             raise NodeUnavailableError(
-                f"the node agent cannot be reached: {error.strerror}",
+                f"the node agent cannot be reached: {error.strerror or error}",
                 where=str(self._path),
                 hint="start it with `nagara agent`, or everything with `nagara up`",
             ) from error
         connection.setblocking(False)
-        return connection
+        with connection:
+            try:
+                yield connection
+            except OSError as error:
+                raise self._absence(error) from error
+
+    def _absence(self, error: OSError | None = None) -> NodeUnavailableError:
+        what = "the node agent ended in the middle of a call"
+        return NodeUnavailableError(f"{what}: {error}" if error else what, where=str(self._path))
 
     def _gone(self) -> bytes:
-        raise NodeUnavailableError(
-            "the node agent ended in the middle of a call", where=str(self._path)
-        )
+        raise self._absence()
 
 
 class _Lines:

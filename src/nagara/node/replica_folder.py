@@ -11,7 +11,9 @@ After a crash the folder says what may exist outside: mounts below it, a contain
 of its name. Removal is therefore the last step of taking a replica down.
 """
 
-import dataclasses
+import contextlib
+import hashlib
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +21,6 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from nagara.base.durable import write_durably
 from nagara.contract.replica import Lease
 from nagara.image.mounts import mount_points
 
@@ -50,6 +51,11 @@ class ReplicaFolder:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def control_group(self) -> str:
+        """Control groups are the whole machine's: unlike the name, unique among all its nodes."""
+        return f"{hashlib.sha256(os.fsencode(self.path.parent)).hexdigest()[:8]}-{self.name}"
 
     @property
     def upper(self) -> Path:
@@ -90,13 +96,13 @@ class ReplicaFolder:
             part.mkdir()
 
     def write(self, record: ReplicaRecord) -> None:
-        """Replaces the record durably."""
-        write_durably(self.path / "record.json", _RECORD.dump_json(record))
+        """Replaces the record at once.
 
-    def mark_ready(self) -> None:
-        """Notes that the replica may serve: a node that starts anew takes it over."""
-        if record := self.read():
-            self.write(dataclasses.replace(record, ready=True))
+        Not flushed to the disk: after a power cut there is no replica left to take over.
+        """
+        temporary = self.path / "record.json.new"
+        temporary.write_bytes(_RECORD.dump_json(record))
+        temporary.replace(self.path / "record.json")
 
     def read(self) -> ReplicaRecord | None:
         """The record; None where the folder was left before it was written, or is damaged."""
@@ -109,7 +115,8 @@ class ReplicaFolder:
         """Deletes the folder. Refuses (RuntimeError) while something is mounted below it."""
         if mounted := mount_points(self.path):
             raise RuntimeError(f"{mounted[0].target} is still mounted; nothing was deleted")
-        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.path)
 
 
 def replica_folders(parent: Path) -> Iterator[ReplicaFolder]:

@@ -40,6 +40,14 @@ class Runtime(Protocol):
         """`container` or `process`."""
         ...
 
+    async def open(self) -> None:
+        """Makes what all replicas need; undoes what an earlier process has left of it."""
+        ...
+
+    async def close(self) -> None:
+        """Undoes `open`. Replicas may go on running."""
+        ...
+
     async def launch(
         self, folder: ReplicaFolder, spec: ReplicaSpec, log: Path, waterfall: Waterfall
     ) -> Running:
@@ -54,15 +62,18 @@ class Runtime(Protocol):
         log: Path,
         waterfall: Waterfall,
     ) -> Running:
-        """Puts a snapshot's processes back. Raises `SnapshotError`."""
+        """Puts a snapshot's processes back. Raises `SnapshotError`, or the machine's fault."""
         ...
 
     async def adopt(self, folder: ReplicaFolder, port: int, pid: int) -> Running:
         """Takes over a replica that another process of this node has started."""
         ...
 
-    async def clear(self, folder: ReplicaFolder, *, paused: bool = False) -> None:
-        """Ends what still runs of the replica and undoes mounts, container and cgroups."""
+    async def clear(self, folder: ReplicaFolder) -> None:
+        """Ends what still runs of the replica and undoes mounts, container and cgroups.
+
+        May be repeated. Raises `NodeError` when something cannot be ended or undone.
+        """
         ...
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from nagara import __version__
@@ -12,6 +12,7 @@ from nagara.image.host import HostImage
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.frozen_layers import FrozenLayers
+from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running
 from nagara.sandbox.sockets_open import open_connections
@@ -19,7 +20,7 @@ from nagara.snapshot.canary import CanaryError, Question
 from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
-from nagara.snapshot.prefetch import prefetch
+from nagara.snapshot.prefetch import ReadAhead
 from nagara.snapshot.renewal import call_hook
 from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
 
@@ -56,6 +57,11 @@ class NodeSnapshots:
         self._runtime = runtime
         self._layers = layers
         self._models = models
+        self._read_ahead = ReadAhead()
+
+    def close(self) -> None:
+        """Ends what goes on in the background."""
+        self._read_ahead.close()
 
     def key(self, spec: ReplicaSpec) -> str:
         """The key that an app's snapshots lie under on hosts with these tools."""
@@ -86,6 +92,12 @@ class NodeSnapshots:
             if self._catalog.quarantined(spec.tenant, spec.app, key):
                 return NoSnapshot("its snapshot is in quarantine", capture_wanted=False)
             return NoSnapshot("there is no snapshot yet", capture_wanted=True)
+        for folder, snapshot in list(by_folder.items()):
+            if changed := snapshot.record.changed_host_file():
+                stale = f"{changed} has changed since the snapshot was made"
+                del by_folder[folder]
+        if not by_folder:
+            return NoSnapshot(stale, capture_wanted=True)
         variants = {folder: snapshot.record.variant for folder, snapshot in by_folder.items()}
         chosen = choose(variants, self._facts)
         if isinstance(chosen, NoneFits):
@@ -94,7 +106,7 @@ class NodeSnapshots:
         weights = [
             path for m in spec.models for path in (self._models / m.name).glob("*.safetensors")
         ]
-        prefetch([*_largest_last(snapshot), *weights])
+        self._read_ahead.begin([*_largest_last(snapshot), *weights])
         return snapshot
 
     async def verify(self, snapshot: Snapshot) -> None:
@@ -114,13 +126,18 @@ class NodeSnapshots:
                 where=snapshot.name,
             )
 
+    async def count_success(self, snapshot: Snapshot) -> None:
+        """Takes note of a replica put back: only failures in a row put a snapshot aside."""
+        if self._catalog.bad_count(snapshot.folder):
+            await in_thread(self._catalog.forgive, snapshot)
+
     async def count_failure(self, snapshot: Snapshot, error: SnapshotError) -> None:
-        """Takes note of a failed restore; a snapshot that is at fault twice is set aside."""
+        """Takes note of a failed restore; a snapshot at fault twice in a row is set aside."""
         if not isinstance(error, BadSnapshotError):
             return
-        if await asyncio.to_thread(self._catalog.count_bad, snapshot, str(error)):
+        if await in_thread(self._catalog.count_bad, snapshot, str(error)):
             _log.warning("snapshot %s is in quarantine: %s", snapshot.name, error)
-            self._layers.unmount(snapshot.name)
+            await self._layers.unmount(snapshot.name)
 
     async def prepare(self, running: Running, spec: ReplicaSpec) -> str:
         """Before a capture: the canary's answer, hooks, and no connection left open.
@@ -169,8 +186,23 @@ class NodeSnapshots:
             work=folder.criu,
         )
 
-    def publish(self, staging: Path, spec: ReplicaSpec, saved: Saved, answer: str) -> CaptureReport:
-        """Makes what was saved the app's snapshot. Blocking."""
+    async def publish(
+        self, staging: Path, spec: ReplicaSpec, saved: Saved, answer: str
+    ) -> CaptureReport:
+        """Makes what was saved the app's snapshot. Raises `CaptureError`."""
+        try:
+            snapshot, replaced = await in_thread(self._publish, staging, spec, saved, answer)
+        except OSError as error:
+            raise CaptureError(f"cannot be kept: {error}", where=spec.app) from error
+        for old in replaced:
+            await self._layers.unmount(old.name)
+        return CaptureReport(
+            snapshot.name, memory_bytes=saved.memory_bytes, layer_bytes=saved.layer_bytes
+        )
+
+    def _publish(
+        self, staging: Path, spec: ReplicaSpec, saved: Saved, answer: str
+    ) -> tuple[Snapshot, list[Path]]:
         record = SnapshotRecord(
             key=self.key(spec),
             variant=Variant.of_host(self._facts),
@@ -183,17 +215,27 @@ class NodeSnapshots:
             layer_bytes=saved.layer_bytes,
         )
         snapshot = self._catalog.publish(staging, spec.tenant, spec.app, record)
-        report = CaptureReport(snapshot.name, memory_bytes=saved.memory_bytes)
-        return replace(report, layer_bytes=saved.layer_bytes)
+        return snapshot, self._catalog.drop_others_like(snapshot)
 
-    def forget_app(self, tenant: str, app: str) -> None:
+    async def forget_app(self, tenant: str, app: str) -> None:
         """Removes the app's snapshots."""
-        for folder in self._catalog.forget_app(tenant, app):
-            self._layers.unmount(folder.name)
+        for folder in await in_thread(self._catalog.forget_app, tenant, app):
+            await self._layers.unmount(folder.name)
+
+    def clear_staging(self) -> None:
+        """Ends and removes what captures of an earlier process have left. Blocking."""
+        self._catalog.clear_staging()
 
     def staging(self) -> Path:
-        """A new folder to save into. Blocking."""
+        """Where to save into, not made yet."""
         return self._catalog.staging()
+
+    def make_staging(self, staging: Path) -> None:
+        """Makes the folder. Blocking. Raises `CaptureError`."""
+        try:
+            self._catalog.make_staging(staging)
+        except OSError as error:
+            raise CaptureError(f"cannot be saved: {error}") from error
 
 
 def question_of(canary: Canary) -> Question:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import Base64Bytes, TypeAdapter
 
 from nagara.base.errors import NagaraError
 from nagara.contract import node as contract
@@ -48,7 +48,7 @@ METHODS: dict[str, Method] = {
     "dial": _method(None, replica=str),
     "replicas": _method(tuple[ReplicaStatus, ...]),
     "exits": _method(ReplicaStatus),
-    "logs": _method(str, replica=str, tail_bytes=int),
+    "logs": _method(Base64Bytes, replica=str, tail_bytes=int),
     "forget_app": _method(None, tenant=str, app=str),
 }
 
@@ -72,12 +72,12 @@ def encode_request(method: str, arguments: Mapping[str, Any]) -> bytes:
 
 def decode_request(line: bytes) -> tuple[str, dict[str, Any]]:
     """Method and arguments. Raises ValueError for anything that is not a request."""
-    request = json.loads(line)
     try:
+        request = json.loads(line)
         method, given = request["method"], request["arguments"]
         known = METHODS[method].arguments
         return method, {name: known[name].validate_python(value) for name, value in given.items()}
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a request: {error!r}") from error
 
 
@@ -90,7 +90,7 @@ def encode_result(method: str, value: Any) -> bytes:
 def encode_error(error: Exception) -> bytes:
     """The line that says a call has failed. What is no `NodeError` becomes one."""
     kind = type(error).__name__ if type(error).__name__ in _ERRORS else "NodeError"
-    if isinstance(error, ConnectionError):
+    if isinstance(error, ConnectionError):  # of `dial`: nobody listens on the replica's port
         kind = "ConnectionError"
     if isinstance(error, NagaraError):
         plain = {"kind": kind, "what": error.what, "where": error.where, "hint": error.hint}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nagara.sandbox.cgroups import PARENT
 from nagara.sandbox.seccomp import SECCOMP_PROFILE
 
 # What servers legitimately need as root of their own namespaces: to bind low ports and to give
@@ -38,6 +39,7 @@ class Bundle:
     """All that decides how a replica's container is made."""
 
     container: str
+    control_group: str
     root: Path
     command: tuple[str, ...]
     env: dict[str, str]
@@ -88,7 +90,7 @@ class Bundle:
                 "destination": str(bind.target),
                 "type": "bind",
                 "source": str(bind.source),
-                "options": ["rbind", "nosuid", "nodev", "rw" if bind.is_writable else "ro"],
+                "options": ["bind", "nosuid", "nodev", "rw" if bind.is_writable else "ro"],
             }
             for bind in self.binds
         ]
@@ -103,7 +105,7 @@ class Bundle:
         private = [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")]
         return {
             "namespaces": [*private, {"type": "network", "path": str(self.network_namespace)}],
-            "cgroupsPath": f"/nagara/{self.container}",
+            "cgroupsPath": f"/{PARENT}/{self.control_group}",
             "resources": resources,
             "seccomp": SECCOMP_PROFILE,
             "maskedPaths": ["/proc/kcore", "/proc/keys", "/proc/sysrq-trigger", "/sys/firmware"],

@@ -6,11 +6,13 @@ Works for the unified hierarchy and for the older one with a tree per controller
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 _MOUNT = Path("/sys/fs/cgroup")
 PARENT = "nagara"
+_REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01
 
 
 def cgroup_folders(container: str) -> Iterator[Path]:
@@ -42,9 +44,25 @@ def _members(folder: Path) -> set[int]:
         return set()
 
 
+def thaw_cgroup(container: str) -> None:
+    """Lets frozen processes go on: a signal, SIGKILL too, only reaches them then."""
+    for folder in cgroup_folders(container):
+        for switch, running in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+            if (folder / switch).exists():
+                with contextlib.suppress(OSError):  # being removed
+                    (folder / switch).write_text(running)
+
+
 def remove_cgroup(container: str) -> None:
-    """Removes the container's empty groups. Groups with processes are left (EBUSY)."""
-    for folder in list(cgroup_folders(container)):
-        for inner, _, _ in os.walk(folder, topdown=False):
-            with contextlib.suppress(OSError):
-                Path(inner).rmdir()
+    """Removes the container's groups, once the kernel has let go of the last process in them.
+
+    Blocking, for a moment. Groups with processes are left.
+    """
+    for _ in range(_REMOVE_TRIES):
+        for folder in list(cgroup_folders(container)):
+            for inner, _, _ in os.walk(folder, topdown=False):
+                with contextlib.suppress(OSError):  # EBUSY
+                    Path(inner).rmdir()
+        if not any(cgroup_folders(container)):
+            return
+        time.sleep(_REMOVE_PAUSE_S)

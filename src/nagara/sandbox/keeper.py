@@ -7,30 +7,36 @@ Agent and control come and go and are told what happened meanwhile.
 One thread, one selector. Requests are lines of JSON over a Unix socket, each answered by one
 line; only the keeper's own user may connect:
 
-    {"op": "launch", "id", "argv", "env", "log", "pid_file"}   → {"pid"} or {"error", "exit_code"}
-    {"op": "list"}                                             → {"children": [...]}
-    {"op": "signal", "id", "signal"}                           → {}
-    {"op": "forget", "id"}                                     → {}   (only of ended ones)
-    {"op": "watch"}                                            → {} and then a line per exit
-    {"op": "shutdown"}                                         → {}   (refused while one runs)
+    {"op": "launch", "id", "argv", "env", "cwd", "log", "pid_file"}
+                                     → {"pid"} or {"error", "exit_code"}
+    {"op": "list"}                   → {"children": [...]}
+    {"op": "signal", "id", "signal"} → {}
+    {"op": "forget", "id"}           → {}   (only of ended ones)
+    {"op": "watch"}                  → {}, then a line per child that has ended or ends
+    {"op": "shutdown"}               → {}   (refused while one runs)
 
 With `pid_file` the command is one that creates a container and ends (`runc run --detach`): the
 container's first process is then found in that file and has become our child, because the
 keeper is a subreaper. Without it the command itself is the replica.
+
+A command has a session of its own. When a replica or a failed launcher ends, what is left of its
+session is killed before its pid can be given away; when the keeper ends, the commands end too.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import selectors
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Any
 
-from nagara.base.linux import become_subreaper
+from nagara.base.linux import become_subreaper, die_with_parent
 from nagara.sandbox.keeper_log import ChildLog
 from nagara.sandbox.unix_socket import listen, peer_uid
 
@@ -87,21 +93,27 @@ class Keeper:
         """Serves until a shutdown is asked for."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-            signal.signal(ignored, signal.SIG_IGN)
+        # Handlers that do nothing: what is *ignored* would be ignored in the replicas as well.
+        for passed in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(passed, lambda *_: None)
         self._server.setblocking(False)
         self._selector.register(self._server, selectors.EVENT_READ, self._accept)
         self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._reap(wake_read))
-        while not (self._is_ending and not any(peer.outgoing for peer in self._peers)):
+        while not self._is_ending:
             for key, events in self._selector.select():
-                if isinstance(key.data, Peer):
-                    self._serve(key.data, events)
-                else:
-                    key.data()
+                try:
+                    if isinstance(key.data, Peer):
+                        self._serve(key.data, events)
+                    else:
+                        key.data()
+                except Exception:  # noqa: BLE001 - whatever it is, the replicas need their keeper
+                    traceback.print_exc()
+        self._server.close()
+        for peer in list(self._peers):  # the last answers; who does not read them misses them
+            self._serve(peer, 0)
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # also no descriptor left: others must go on
             connection, _ = self._server.accept()
             if peer_uid(connection) != os.getuid():
                 connection.close()
@@ -162,6 +174,11 @@ class Keeper:
             self._forget(request["id"])
         elif operation == "watch":
             peer.is_watching = True
+            peer.answer(answer)
+            for child in self._children.values():
+                if child.exit_code is not None:
+                    peer.answer({"exited": child.describe()})
+            return
         elif operation == "shutdown":
             if any(child.exit_code is None for child in self._children.values()):
                 raise RefusedError("replicas are still running")
@@ -184,10 +201,12 @@ class Keeper:
             child.launcher = Popen(
                 request["argv"],
                 env=request.get("env"),
+                cwd=request.get("cwd"),
                 stdin=DEVNULL,
                 stdout=writing,
                 stderr=writing,
                 start_new_session=True,
+                preexec_fn=lambda: die_with_parent(signal.SIGKILL),  # this process has one thread
             )
         except OSError:
             os.close(reading)
@@ -220,6 +239,8 @@ class Keeper:
         self._close(self._children.pop(name, None))
 
     def _drain(self, child: Child) -> None:
+        if child.output < 0:  # closed by an event that came together with this one
+            return
         try:
             data = os.read(child.output, _READ_BYTES)
         except BlockingIOError:
@@ -244,16 +265,22 @@ class Keeper:
         with contextlib.suppress(BlockingIOError):
             while os.read(wake, 4096):
                 pass
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            self._ended(pid, os.waitstatus_to_exitcode(status))
+        while (ended := _next_ended()) is not None:
+            self._end_session_of(ended)
+            _, status = os.waitpid(ended.si_pid, 0)
+            self._ended(ended.si_pid, os.waitstatus_to_exitcode(status))
         for peer in list(self._peers):
             self._serve(peer, 0)
+
+    def _end_session_of(self, ended: os.waitid_result) -> None:
+        """Kills what an ended, not yet reaped command has left: workers, a checkpoint tool."""
+        has_succeeded = (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
+        for child in self._children.values():
+            if child.launcher is None or child.launcher.pid != ended.si_pid:
+                continue
+            if child.pid_file is None or not has_succeeded:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(ended.si_pid, signal.SIGKILL)
 
     def _ended(self, pid: int, exit_code: int) -> None:
         for child in self._children.values():
@@ -300,12 +327,32 @@ class Keeper:
                 peer.answer({"exited": child.describe()})
 
 
+def _next_ended() -> os.waitid_result | None:
+    """A child that has ended, left as a zombie: its pid still is its own."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+
+
 def main() -> None:
-    """`python -m nagara.sandbox.keeper SOCKET`: serves until told to end."""
+    """`python -m nagara.sandbox.keeper SOCKET`: serves until told to end.
+
+    The kernel drops the lock when its holder ends, so a second keeper ends at once and a
+    successor of one that was killed does not.
+    """
+    path = Path(sys.argv[1])
+    lock = os.open(path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    if os.fork():  # the lock goes along; whoever starts a keeper is not its parent
+        os._exit(0)
     become_subreaper()
     with contextlib.suppress(OSError):  # only root may lower it; others live with the default
         Path("/proc/self/oom_score_adj").write_text("-900")
-    Keeper(listen(Path(sys.argv[1]))).run()
+    Keeper(listen(path)).run()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from nagara.sandbox.unix_socket import connect
 
 _QUICK_S = 10.0
 _START_S = 10.0
+_TRIES, _PAUSE_S = 50, 0.01
 
 
 class KeeperError(NagaraError):
@@ -26,7 +28,9 @@ class KeeperError(NagaraError):
 
 
 class LaunchError(KeeperError):
-    """The process or container did not come to be."""
+    """The process or container did not come to be. `exit_code` is the launcher's, if it ran."""
+
+    exit_code_of_launcher: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +52,32 @@ class KeeperClient:
         """Starts a keeper unless one answers. It outlives this process."""
         if await self._answers():
             return
+        deadline_s = time.monotonic() + _START_S
+        while not await self._started():  # again where an earlier one was just about to end
+            if time.monotonic() > deadline_s:
+                raise KeeperError(
+                    "the keeper did not start",
+                    where=str(self._path),
+                    hint=f"its output is in {self._path.with_suffix('.log')}",
+                )
+
+    async def _started(self) -> bool:
         log = self._path.with_suffix(".log").open("ab")
         with log:
-            subprocess.Popen(  # noqa: ASYNC220 - returns at once, and must not be our child for long
-                [sys.executable, "-m", "nagara.sandbox.keeper", str(self._path)],
+            starter = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "nagara.sandbox.keeper", str(self._path)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd="/",
                 start_new_session=True,
             )
-        deadline_s = asyncio.get_running_loop().time() + _START_S
-        while not await self._answers():
-            if asyncio.get_running_loop().time() > deadline_s:
-                raise KeeperError(
-                    "the keeper did not start",
-                    where=str(self._path),
-                    hint=f"its output is in {self._path.with_suffix('.log')}",
-                )
-            await asyncio.sleep(0.01)
+            await starter.wait()
+        for _ in range(_TRIES):
+            if await self._answers():
+                return True
+            await asyncio.sleep(_PAUSE_S)
+        return False
 
     async def launch(
         self,
@@ -75,10 +86,11 @@ class KeeperClient:
         *,
         env: Mapping[str, str],
         log: Path,
+        cwd: Path,
         pid_file: Path | None,
         time_limit_s: float,
     ) -> int:
-        """Runs `argv` as a replica and returns the pid of the replica's first process.
+        """Runs `argv` in `cwd` as a replica and returns the pid of the replica's first process.
 
         With `pid_file`, `argv` creates a container, ends, and leaves the pid in that file.
 
@@ -90,12 +102,15 @@ class KeeperClient:
             "id": name,
             "argv": list(argv),
             "env": dict(env),
+            "cwd": str(cwd),
             "log": str(log),
             "pid_file": str(pid_file) if pid_file else None,
         }
         answer = await self._ask(request, time_limit_s)
         if "error" in answer:
-            raise LaunchError(answer["error"], where=name)
+            failure = LaunchError(answer["error"], where=name)
+            failure.exit_code_of_launcher = answer.get("exit_code")
+            raise failure
         return int(answer["pid"])
 
     async def children(self) -> tuple[KeptChild, ...]:
@@ -116,16 +131,21 @@ class KeeperClient:
         await self._request({"op": "shutdown"})
 
     async def exits(self) -> AsyncIterator[KeptChild]:
-        """Yields each replica that ends from now on."""
+        """Yields each replica that has ended or ends; those forgotten are not repeated.
+
+        Raises `KeeperError` when the keeper cannot be reached or has ended.
+        """
         reader, writer = await self._connect()
         try:
             writer.write(b'{"op": "watch"}\n')
             await reader.readline()
             while line := await reader.readline():
                 yield _child(json.loads(line)["exited"])
+        except OSError as error:
+            raise KeeperError(f"has ended: {error}", where=str(self._path)) from error
         finally:
             writer.close()
-        raise KeeperError("the keeper has ended", where=str(self._path))
+        raise KeeperError("has ended", where=str(self._path))
 
     async def _answers(self) -> bool:
         try:
@@ -155,13 +175,16 @@ class KeeperClient:
             ) from error
         except OSError as error:
             raise KeeperError(f"cannot be reached: {error}", where=str(self._path)) from error
-        if not line:
+        if not line.endswith(b"\n"):
             raise KeeperError("the keeper ended in the middle of a request", where=str(self._path))
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        connection = connect(self._path, timeout_s=_QUICK_S)
+        try:
+            connection = connect(self._path, timeout_s=_QUICK_S)
+        except OSError as error:
+            raise KeeperError(f"cannot be reached: {error}", where=str(self._path)) from error
         return await asyncio.open_unix_connection(sock=connection, limit=4 << 20)
 
 

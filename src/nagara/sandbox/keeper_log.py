@@ -1,7 +1,6 @@
 """A replica's output on disk, bounded: the current file and one older. Standard library only."""
 
 import contextlib
-import errno
 import os
 from pathlib import Path
 
@@ -11,7 +10,8 @@ _LIMIT_BYTES = 8 << 20
 class ChildLog:
     """Appends to `path`; at 8 MiB the file becomes `path.1` and a new one begins.
 
-    A full disk loses log lines, never the replica: the keeper goes on reading its pipe.
+    Whatever the disk does (full, read-only, folder removed) loses log lines, never the replica:
+    the keeper goes on reading its pipe. Only opening the first file may raise.
     """
 
     def __init__(self, path: Path) -> None:
@@ -21,13 +21,10 @@ class ChildLog:
 
     def write(self, data: bytes) -> None:
         """Appends `data`."""
-        if self._size_bytes + len(data) > _LIMIT_BYTES:
-            self._rotate()
-        try:
+        with contextlib.suppress(OSError):
+            if self._size_bytes + len(data) > _LIMIT_BYTES:
+                self._rotate()
             self._size_bytes += os.write(self._descriptor, data)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
 
     def close(self) -> None:
         """Idempotent."""
@@ -41,6 +38,6 @@ class ChildLog:
     def _rotate(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._path.replace(self._path.with_name(self._path.name + ".1"))
+        opened = self._open()  # before the old one is closed: there is always one to write to
         os.close(self._descriptor)
-        self._descriptor = self._open()
-        self._size_bytes = 0
+        self._descriptor, self._size_bytes = opened, 0

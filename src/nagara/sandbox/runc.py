@@ -6,12 +6,16 @@ a worker thread.
 """
 
 import json
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
 
+_CRIU_ERROR = re.compile(r"Error \([^)]*\): (.*)")
+# RLIMIT_NOFILE concerns the tool's own limit and is harmless.
+_ONLY_THE_WAY_OUT = ("RLIMIT_NOFILE", "exited, status", "FAILED.", "killed by signal")
 _QUICK_S = 30.0
 _CHECKPOINT_S = 600.0
 
@@ -55,15 +59,14 @@ class Runc:
         """Freezes all processes of the container."""
         self._run("pause", container)
 
-    def resume(self, container: str) -> None:
-        """Undoes `pause`."""
-        self._run("resume", container)
-
     def checkpoint(self, container: str, image: Path, work: Path) -> None:
-        """Writes the paused container's memory to `image`; it stays paused."""
+        """Writes the paused container's memory to `image`; it stays paused.
+
+        Runs in the folder `work`, by which it is found when this process is killed meanwhile.
+        """
         options = ["--leave-running", "--image-path", str(image), "--work-path", str(work)]
         try:
-            self._run("checkpoint", *options, container, time_limit_s=_CHECKPOINT_S)
+            self._run("checkpoint", *options, container, time_limit_s=_CHECKPOINT_S, cwd=work)
         except RuncError as error:
             raise RuncError(
                 "the checkpoint tool could not save the process: "
@@ -80,7 +83,7 @@ class Runc:
         listing = json.loads(self._run("list", "--format", "json") or "null")
         return tuple(entry["id"] for entry in listing or ())
 
-    def _run(self, *arguments: str, time_limit_s: float = _QUICK_S) -> str:
+    def _run(self, *arguments: str, time_limit_s: float = _QUICK_S, cwd: Path | None = None) -> str:
         try:
             done = subprocess.run(
                 [*self._base(), *arguments],
@@ -88,25 +91,28 @@ class Runc:
                 capture_output=True,
                 text=True,
                 timeout=time_limit_s,
+                cwd=cwd,
+                start_new_session=True,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
             raise RuncError(f"runc {arguments[0]} took over {time_limit_s:.0f} s") from error
+        except OSError as error:
+            raise RuncError(f"runc cannot be run: {error}", where=str(self.runc)) from error
         if done.returncode != 0:
             raise RuncError(f"runc {arguments[0]} failed: {done.stderr.strip()[-500:]}")
         return done.stdout
 
 
 def criu_complaint(log: Path) -> str | None:
-    """The errors in a log of CRIU, most telling first; None when there are none.
+    """The telling errors in a log of CRIU; None when there are none.
 
-    CRIU's first error names the cause, the later ones only the way out. Its complaint about
-    RLIMIT_NOFILE concerns its own limit and is harmless.
+    Its first errors name the cause, later ones only the way out.
     """
     try:
         lines = log.read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return None
-    errors = [line.split("Error ", 1)[1] for line in lines if "Error (" in line]
-    telling = [error for error in errors if "RLIMIT_NOFILE" not in error]
-    return "; ".join(telling[:2]) or None
+    errors = [match[1].strip() for line in lines if (match := _CRIU_ERROR.search(line))]
+    telling = [error for error in errors if not any(words in error for words in _ONLY_THE_WAY_OUT)]
+    return "; ".join((telling or errors)[:2]) or None

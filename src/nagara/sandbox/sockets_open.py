@@ -14,6 +14,6 @@ def open_connections(pid: int) -> int:
 def _open_in(table: Path) -> int:
     try:
         lines = table.read_text().splitlines()[1:]
-    except FileNotFoundError:  # no IPv6
+    except OSError:  # no IPv6, or the process has ended
         return 0
     return sum(line.split()[3] in (_ESTABLISHED, _CLOSE_WAIT) for line in lines)

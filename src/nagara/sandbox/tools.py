@@ -115,7 +115,8 @@ def install_runc() -> None:
     if os.geteuid() != 0:
         raise ToolError("installing runc needs root", hint="run `sudo nagara setup runc`")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
-    install = ["apt-get", "install", "-q", "-y", "--no-install-recommends", "runc"]
+    install = ["apt-get", "install", "-q", "-y", "--no-install-recommends"]
+    install += ["-o", "DPkg::Lock::Timeout=300", "runc"]  # somebody else's apt may be at work
     # A machine that never ran `apt-get update`, or long ago, names packages it cannot get.
     for command in (install, ["apt-get", "update", "-q"], install):
         done = run_quietly(command, environment)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nagara.image.frozen import FreezeError, freeze, manifest
-from nagara.sandbox.runc import Runc, RuncError
+from nagara.base.errors import NagaraError
+from nagara.image.frozen import freeze, manifest
+from nagara.sandbox.runc import Runc
 from nagara.snapshot.catalog import FileMark, digests
 from nagara.snapshot.errors import CaptureError
 from nagara.snapshot.processes import mapped_host_files
@@ -19,7 +20,10 @@ from nagara.snapshot.processes import mapped_host_files
 # What the checkpoint tool is told at capture and restore alike. No request touches a replica
 # that is being captured or restored, so the network need not be locked (a locked port drops the
 # first SYN and costs its sender a second); a connection that is still open is not carried.
-CRIU_CONFIG = "network-lock skip\ntcp-close\nghost-limit 268435456\n"
+# Locks are those of the replica's own layer and carried too. An open file that has lost one of
+# several names is not: the tool would make it a name in the layer and take that away again with
+# the dump, before the layer is frozen.
+CRIU_CONFIG = "network-lock skip\ntcp-close\nghost-limit 268435456\nfile-locks\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +61,13 @@ def save(
         host_files = mapped_host_files(init_pid, binds)
         runc.checkpoint(container, staging / "memory", work)
         layer_bytes = freeze(upper, staging / "layer.erofs")
-    except (RuncError, FreezeError, OSError) as error:
+        files, layer_digest = digests(staging), listing_digest(upper)
+    except NagaraError as error:
+        raise CaptureError(error.what, where=container, hint=error.hint) from error
+    except OSError as error:
         raise CaptureError(str(error), where=container) from error
-    files = digests(staging)
     memory_bytes = sum(size for name, (size, _) in files.items() if name.startswith("memory/"))
-    return Saved(host_files, files, listing_digest(upper), memory_bytes, layer_bytes)
+    return Saved(host_files, files, layer_digest, memory_bytes, layer_bytes)
 
 
 def listing_digest(tree: Path) -> str:

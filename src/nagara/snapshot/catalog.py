@@ -3,12 +3,13 @@
     TENANT/APP/KEY/NAME/snapshot.json   what it is, what it needs, digests of its files
                         memory/         the checkpoint tool's files
                         layer.erofs     what the replica had written before
-                        bad             one line per restore that failed by its fault
+                        bad             one line per restore in a row that failed by its fault
 
 A snapshot is published by renaming its complete folder into place and never changed afterwards.
 It holds a process's memory: folders are 0700, files 0600. Blocking: call from a worker thread.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nagara.base.durable import sync_folder, write_durably
+from nagara.sandbox.leftovers import kill_tools_in
 from nagara.snapshot.errors import BadSnapshotError, HostMisfitError
 from nagara.snapshot.variant import Variant
 
@@ -60,6 +62,10 @@ class SnapshotRecord:
     memory_bytes: int
     layer_bytes: int
 
+    def changed_host_file(self) -> str | None:
+        """A mapped file of the machine that is not as it was; None when all are."""
+        return next((mark.path for mark in self.host_files if not mark.is_unchanged()), None)
+
     def to_json(self) -> bytes:
         """The record with its format number."""
         plain = dataclasses.asdict(self)
@@ -69,8 +75,8 @@ class SnapshotRecord:
     @classmethod
     def from_json(cls, text: bytes) -> "SnapshotRecord":
         """The reverse. Raises ValueError, KeyError or TypeError for anything else."""
-        plain: dict[str, Any] = json.loads(text)
-        if plain.pop("format") != _FORMAT:
+        plain: Any = json.loads(text)
+        if not isinstance(plain, dict) or plain.pop("format") != _FORMAT:
             raise ValueError("another format of snapshot")
         variant = plain.pop("variant")
         marks = tuple(FileMark(**mark) for mark in plain.pop("host_files"))
@@ -110,14 +116,19 @@ class Catalog:
         self._verified: dict[Path, tuple[tuple[int, ...], ...]] = {}
 
     def staging(self) -> Path:
-        """A new private folder to build a snapshot in."""
-        folder = self._root / ".staging" / secrets.token_hex(8)
-        (folder / "memory").mkdir(parents=True, mode=0o700)
-        return folder
+        """A new place to build a snapshot in; nothing is made yet."""
+        return self._root / ".staging" / secrets.token_hex(8)
+
+    def make_staging(self, staging: Path) -> None:
+        """Makes the private folders of a `staging` place."""
+        _make_private(staging / "memory")
 
     def clear_staging(self) -> None:
-        """Removes what captures that were interrupted have left. Call before any capture."""
-        shutil.rmtree(self._root / ".staging", ignore_errors=True)
+        """Ends and removes what interrupted captures have left. Call before any capture."""
+        staging = self._root / ".staging"
+        if staging.exists():
+            kill_tools_in(staging)
+            shutil.rmtree(staging, ignore_errors=True)
 
     def all_of(self, tenant: str, app: str, key: str) -> list[Snapshot]:
         """The readable, unquarantined snapshots under a key."""
@@ -140,7 +151,7 @@ class Catalog:
         write_durably(staging / "snapshot.json", record.to_json())
         sync_folder(staging / "memory")
         parent = self._root / tenant / app / record.key
-        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_private(parent)
         target = parent / staging.name
         staging.rename(target)
         sync_folder(parent)
@@ -158,9 +169,8 @@ class Catalog:
             HostMisfitError: a mapped file of the machine has changed.
             BadSnapshotError: a file of the snapshot is missing or damaged.
         """
-        for mark in snapshot.record.host_files:
-            if not mark.is_unchanged():
-                raise HostMisfitError("has changed since the snapshot was made", where=mark.path)
+        if changed := snapshot.record.changed_host_file():
+            raise HostMisfitError("has changed since the snapshot was made", where=changed)
         try:
             identity = _identity(snapshot)
         except OSError as error:
@@ -176,8 +186,23 @@ class Catalog:
                 )
         self._verified[snapshot.folder] = identity
 
+    def drop_others_like(self, snapshot: Snapshot) -> list[Path]:
+        """Removes the older snapshots that this one, of the same key and host class, replaces."""
+        dropped = []
+        for folder in snapshot.folder.parent.iterdir():
+            if folder == snapshot.folder:
+                continue
+            try:
+                record = SnapshotRecord.from_json((folder / "snapshot.json").read_bytes())
+            except (OSError, ValueError, KeyError, TypeError):
+                record = None  # damaged: nobody can use it
+            if record is None or record.variant == snapshot.record.variant:
+                shutil.rmtree(folder, ignore_errors=True)
+                dropped.append(folder)
+        return dropped
+
     def bad_count(self, folder: Path) -> int:
-        """How often restores have failed by the snapshot's own fault."""
+        """How many restores in a row have failed by the snapshot's own fault."""
         try:
             return len((folder / "bad").read_text().splitlines())
         except FileNotFoundError:
@@ -186,9 +211,14 @@ class Catalog:
     def count_bad(self, snapshot: Snapshot, reason: str) -> bool:
         """Notes a failure; True when the snapshot is now in quarantine."""
         with (snapshot.folder / "bad").open("a") as file:
+            os.fchmod(file.fileno(), 0o600)
             file.write(reason.replace("\n", " ") + "\n")
         self._verified.pop(snapshot.folder, None)
         return self.bad_count(snapshot.folder) >= _BAD_LIMIT
+
+    def forgive(self, snapshot: Snapshot) -> None:
+        """Forgets the failures: the snapshot has given back a working replica."""
+        (snapshot.folder / "bad").unlink(missing_ok=True)
 
     def quarantined(self, tenant: str, app: str, key: str) -> int:
         """How many snapshots under a key are in quarantine."""
@@ -213,6 +243,13 @@ def digests(folder: Path) -> dict[str, tuple[int, str]]:
         return {
             name: (size, digest) for name, size, digest in zip(names, sizes, hashes, strict=True)
         }
+
+
+def _make_private(folder: Path) -> None:
+    """Makes the folder and whatever is missing above it, readable by the owner alone."""
+    for part in (*reversed(folder.parents), folder):
+        with contextlib.suppress(FileExistsError):
+            part.mkdir(mode=0o700)
 
 
 def _sha256(path: Path) -> str:

@@ -4,22 +4,23 @@ Libraries choose code by CPU features once, at start; their choice is in the sav
 kernel's save area for the extended registers has the size it had at capture.
 """
 
+import ctypes
 import platform
 from pathlib import Path
 
-from nagara.base.linux import AT_MINSIGSTKSZ, auxiliary_value
 from nagara.snapshot.variant import HostFacts
 
 _CPU = Path("/proc/cpuinfo")
 _CACHE_LINE = Path("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size")
 _COMMON_CACHE_LINE_BYTES = 64
+_AT_MINSIGSTKSZ = 51  # see getauxval(3)
 
 
 def read_host_facts(tools: tuple[str, ...]) -> HostFacts:
     """This host's facts; `tools` are the versions found by whoever knows the tools."""
     return HostFacts(
         cpu_flags=_cpu_flags(_CPU.read_text()),
-        signal_frame_bytes=auxiliary_value(AT_MINSIGSTKSZ),
+        signal_frame_bytes=_auxiliary_value(_AT_MINSIGSTKSZ),
         cache_line_bytes=_cache_line_bytes(),
         kernel_class=".".join(platform.release().split(".")[:2]),
         tools=tools,
@@ -40,3 +41,10 @@ def _cache_line_bytes() -> int:
         return int(_CACHE_LINE.read_text())
     except (OSError, ValueError):  # virtual machines often do not say
         return _COMMON_CACHE_LINE_BYTES
+
+
+def _auxiliary_value(key: int) -> int:
+    """What the kernel told this process at its start; 0 when it does not give the key."""
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    return int(getauxval(key))

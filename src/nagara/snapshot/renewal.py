@@ -28,7 +28,11 @@ def call_hook(pid: int, request: Mapping[str, object], *, timeout_s: float) -> b
         return False
     except OSError as error:
         raise SnapshotError(f"the hook {what} did not answer: {error}") from error
-    answer = json.loads(line or b"{}")
-    if not answer.get("ok"):
-        raise SnapshotError(f"the hook {what} failed: {answer.get('error', 'no answer')}")
+    try:
+        answer = json.loads(line)
+        has_worked, reason = answer["ok"], answer.get("error", "it gives no reason")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"the hook {what} answered {line[:80]!r}") from error
+    if not has_worked:
+        raise SnapshotError(f"the hook {what} failed: {reason}")
     return True

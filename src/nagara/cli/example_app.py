@@ -1,0 +1,36 @@
+"""The app file of the demonstration and of the measurements: a model behind nagara's engine."""
+
+import json
+
+
+def engine_app(
+    name: str,
+    model: str,
+    *,
+    snapshot: bool = True,
+    compile_cache: str | None = None,
+    max_replicas: int = 4,
+) -> str:
+    """The text of an app file with one app.
+
+    Args:
+        snapshot: whether it may be saved and restored.
+        compile_cache: compile the model's forward pass, with the compiler's files in this folder
+            of the replica; None runs it as it is.
+    """
+    command = ["nagara", "engine", "serve", f"/models/{model}", "--port", "${PORT}"]
+    lines = [
+        f"[app.{name}]",
+        'image    = "host"',
+        f'models   = ["{model}"]',
+        f"command  = {json.dumps([*command, '--compile'] if compile_cache else command)}",
+        'ready    = "/health"',
+        f'scale    = {{min = 0, max = {max_replicas}, concurrency = 8, idle = "10m"}}',
+        f"snapshot = {json.dumps(snapshot)}",
+        'timeouts = {start = "15m"}',
+    ]
+    if compile_cache:
+        folders = {"TORCHINDUCTOR_CACHE_DIR": compile_cache, "TRITON_CACHE_DIR": compile_cache}
+        env = ", ".join(f"{key} = {json.dumps(value)}" for key, value in folders.items())
+        lines.append(f"env      = {{{env}}}")
+    return "\n".join(lines) + "\n"

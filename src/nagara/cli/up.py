@@ -1,0 +1,218 @@
+"""`nagara up`: everything on one machine. The only place where control meets a node.
+
+The node agent is a process of its own with the rights it needs; control, in this process, needs
+none and gives them up (`--user`, or the user who called sudo). An agent that dies is
+started again; replicas and their keeper go on meanwhile.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pwd
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import click
+
+from nagara.base.errors import NagaraError, UsageError
+from nagara.base.linux import die_with_parent
+from nagara.cli.agent import agent_socket
+from nagara.cli.settings import Settings
+from nagara.contract.node import NodeUnavailableError
+from nagara.contract.replica import ModelMount
+from nagara.control.control import Control, Ready
+from nagara.image.models import find_model
+from nagara.node.remote_node import RemoteNode
+from nagara.pool.slots import Slots
+
+_AGENT_START_S = 60.0
+_AGENT_PAUSE_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8080, show_default=True, help="Port to listen on; 0 takes any.")
+@click.option(
+    "--slots",
+    type=click.IntRange(min=1),
+    default=lambda: max(4, len(os.sched_getaffinity(0))),
+    show_default="one a core, at least 4",
+    help="How many replicas this machine may run at once.",
+)
+@click.option(
+    "--auth",
+    type=click.Choice(["keys", "off"]),
+    default="keys",
+    show_default=True,
+    help="Whether callers of apps need an API key.",
+)
+@click.option(
+    "--agent",
+    "socket",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Use the agent that listens there instead of starting one.",
+)
+@click.option(
+    "--user",
+    metavar="NAME",
+    help="As root: run the control process as this user  [default: who called sudo]",
+)
+@click.option("--keep-replicas", is_flag=True, help="Leave ready replicas running at the end.")
+@click.option("--end-with-parent", is_flag=True, hidden=True)
+@click.pass_obj
+def up(
+    settings: Settings,
+    file: Path | None,
+    host: str,
+    port: int,
+    slots: int,
+    auth: str,
+    socket: Path | None,
+    user: str | None,
+    keep_replicas: bool,
+    end_with_parent: bool,
+) -> None:
+    """Run the gateway and everything behind it on this machine.
+
+    FILE is an app file to deploy at once.
+    """
+    if end_with_parent:
+        die_with_parent(signal.SIGTERM)
+    app_file = _read(file)
+    user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
+    settings.state.mkdir(parents=True, exist_ok=True)
+
+    async def run() -> None:
+        async with _agent(settings.state, socket, user) as path:
+            if user:
+                _become(user, settings.state)
+            control = Control(
+                settings.state,
+                RemoteNode(path),
+                Slots(slots),
+                host=host,
+                port=port,
+                models=_finder(settings.models_dir),
+                auth=auth,
+            )
+            _stop_on_signal(control, keep=keep_replicas)
+            await control.run(_announce, app_file=app_file)
+
+    asyncio.run(run())
+
+
+def _read(file: Path | None) -> tuple[str, str] | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text(), str(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot be read: {error}", where=str(file)) from error
+
+
+def _finder(models_dir: Path) -> Callable[[str], ModelMount]:
+    def find(name: str) -> ModelMount:
+        return ModelMount(name, find_model(models_dir, name).digest)
+
+    return find
+
+
+def _announce(ready: Ready) -> None:
+    click.echo(f"nagara serves at {ready.url}")
+    if ready.api_key:
+        click.echo(f"API key: {ready.api_key}")
+
+
+def _stop_on_signal(control: Control, *, keep: bool) -> None:
+    """The first signal asks for an orderly end, a second one does not wait for it."""
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        _log.info("ending; once more ends at once")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        control.stop(keep=keep)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask)
+
+
+@contextlib.asynccontextmanager
+async def _agent(state: Path, given: Path | None, user: str | None) -> AsyncIterator[Path]:
+    """The socket of a running agent: the one given, or one of our own that is kept alive."""
+    if given is not None:
+        await RemoteNode(given).facts()
+        yield given
+        return
+    path = agent_socket(state)
+    command = [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent"]
+    command += ["--end-with-parent", *(["--allow-user", user] if user else [])]
+    first = await _start_agent(command)
+    keeping = asyncio.create_task(_keep_alive(command, first), name="keep the agent alive")
+    try:
+        await _until_serving(path, first)
+        yield path
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+async def _start_agent(command: list[str]) -> asyncio.subprocess.Process:
+    # A session of its own: Ctrl-C is for this process, which still needs the agent to end.
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+    )
+
+
+async def _until_serving(path: Path, agent: asyncio.subprocess.Process) -> None:
+    deadline_s = asyncio.get_running_loop().time() + _AGENT_START_S
+    while agent.returncode is None:
+        try:
+            await RemoteNode(path).facts()
+        except NodeUnavailableError:
+            if asyncio.get_running_loop().time() > deadline_s:
+                raise
+            await asyncio.sleep(0.02)
+        else:
+            return
+    raise NagaraError("the node agent did not start", hint="its message is above")
+
+
+async def _keep_alive(command: list[str], agent: asyncio.subprocess.Process) -> None:
+    """Starts the agent again whenever it ends; ends it when cancelled.
+
+    When control has given up root in between, the new agent could not do its work: then its end
+    is final, and control reports the machine as unreachable.
+    """
+    started_as = os.geteuid()
+    try:
+        while True:
+            code = await agent.wait()
+            _log.error("the node agent ended with %d", code)
+            if os.geteuid() != started_as:
+                return
+            await asyncio.sleep(_AGENT_PAUSE_S)
+            agent = await _start_agent(command)
+    finally:
+        # Without root the agent cannot be signalled: it ends with this process by itself.
+        if agent.returncode is None and os.geteuid() == started_as:
+            agent.terminate()
+            await agent.wait()
+
+
+def _become(user: str, state: Path) -> None:
+    """Gives up root for a user, who gets the state folder; the node's parts of it stay root's."""
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise UsageError("there is no such user", where=f"--user {user}") from None
+    os.chown(state, entry.pw_uid, entry.pw_gid)
+    os.initgroups(user, entry.pw_gid)
+    os.setgid(entry.pw_gid)
+    os.setuid(entry.pw_uid)

@@ -1,0 +1,222 @@
+"""The control process: gateway, autoscaler, state and API, put together.
+
+One loop, one web server, one `TaskGroup` that owns everything. It needs no privileges: whatever
+needs them is behind the `Node` it is given.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from nagara.base.clock import Clock, SystemClock
+from nagara.base.durable import write_durably
+from nagara.base.errors import NagaraError, UsageError
+from nagara.contract.node import Node
+from nagara.contract.replica import ModelMount
+from nagara.control.api import Api
+from nagara.control.appfile import parse_apps
+from nagara.control.auth import KEY_FILE, Auth
+from nagara.control.client import CONTROL_FILE
+from nagara.control.database import Database
+from nagara.control.errors import ControlError
+from nagara.control.fleet import Fleet
+from nagara.control.gateway import Gateway
+from nagara.control.nodewatch import NodeWatch
+from nagara.control.refusal import Refusal
+from nagara.control.scaling import Scaling
+from nagara.control.state import State
+from nagara.control.tasks import Tasks
+from nagara.pool.slots import Slots
+
+DRAIN_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a control process tells when it serves."""
+
+    url: str
+    api_key: str | None  # the first key, if its file is still there
+
+
+def no_models(name: str) -> ModelMount:
+    """For a machine without models."""
+    raise UsageError(f"there is no model {name!r} on this machine")
+
+
+class Control:
+    """One control process over one node.
+
+    Args:
+        state_dir: its folder, used by no other control process at the same time.
+        node: the machine whose replicas it controls.
+        slots: how many of them there may be.
+        host: where to listen; loopback unless other machines shall reach it.
+        port: 0 takes a free one.
+        models: finds a model of the machine by name; must be quick; raises `NagaraError`.
+        auth: "keys", or "off" to let anybody who reaches the address call the apps.
+        drain_s: how long running requests may go on when it stops.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        node: Node,
+        slots: Slots,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        models: Callable[[str], ModelMount] = no_models,
+        auth: str = "keys",
+        clock: Clock | None = None,
+        drain_s: float = DRAIN_S,
+    ) -> None:
+        if auth not in ("keys", "off"):
+            raise UsageError(f"auth must be 'keys' or 'off', not {auth!r}")
+        self._clock = clock or SystemClock()
+        self._state_dir = state_dir
+        self._node = node
+        self._slots = slots
+        self._host = host
+        self._port = port
+        self._models = models
+        self._is_open = auth == "off"
+        self._drain_s = drain_s
+        self._stopping = asyncio.Event()
+        self._keep = False
+
+    def stop(self, *, keep: bool = False) -> None:
+        """Asks for a graceful end. `keep` leaves the ready replicas to the next process."""
+        self._keep = keep
+        self._stopping.set()
+
+    async def run(
+        self, ready: Callable[[Ready], None], *, app_file: tuple[str, str] | None = None
+    ) -> None:
+        """Serves until `stop` is called or the task is cancelled.
+
+        Args:
+            ready: called once, when requests are accepted.
+            app_file: (text, name) of an app file to deploy before that.
+
+        Raises:
+            StateBusyError: another control process uses the folder.
+            UsageError: the app file is wrong.
+        """
+        apps = parse_apps(*app_file) if app_file is not None else ()
+        database = Database(self._state_dir)
+        try:
+            await database.open()
+            state = State(database, self._clock)
+            auth = Auth(self._state_dir, state, self._clock, is_open=self._is_open)
+            await auth.load()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = Tasks(group)
+                    fleet = Fleet(self._node, self._slots, state, self._models, self._clock, tasks)
+                    await fleet.begin()
+                    for app in apps:
+                        fleet.mounts(app)
+                        await fleet.deploy(app, await state.put_app(app))
+                    await self._serve(group, fleet, state, auth, ready)
+            except BaseExceptionGroup as errors:
+                # A fault that a person can act upon comes as itself, not as a group of one.
+                only = errors.exceptions[0]
+                if len(errors.exceptions) == 1 and isinstance(only, NagaraError):
+                    raise only from None
+                raise
+        finally:
+            await database.close()
+
+    async def _serve(
+        self,
+        group: asyncio.TaskGroup,
+        fleet: Fleet,
+        state: State,
+        auth: Auth,
+        ready: Callable[[Ready], None],
+    ) -> None:
+        watch = NodeWatch(self._node, fleet, state, self._clock)
+        await watch.take_over()
+        loops = [
+            group.create_task(watch.listen(), name="listen to the node"),
+            group.create_task(watch.compare_for_ever(), name="compare with the node"),
+            group.create_task(Scaling(fleet, self._clock).run(), name="scaling"),
+        ]
+        gateway = Gateway(fleet.services, auth, fleet.broken, self._clock)
+        runner = _server(gateway, Api(fleet, self._node, state, auth))
+        await runner.setup()
+        try:
+            url = await self._listen(runner)
+            self._announce(url)
+            key_file = self._state_dir / KEY_FILE
+            key = key_file.read_text().strip() if key_file.exists() else None
+            _log.info("serving at %s", url)
+            ready(Ready(url, key))
+            await self._stopping.wait()
+        finally:
+            await self._end(fleet, runner, loops)
+
+    async def _listen(self, runner: web.ServerRunner) -> str:
+        site = web.TCPSite(runner, self._host, self._port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ControlError(
+                f"cannot listen: {error.strerror or error}", where=f"{self._host}:{self._port}",
+                hint="choose another port",
+            ) from error  # fmt: skip
+        host, port = runner.addresses[0][:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def _announce(self, url: str) -> None:
+        document = json.dumps({"url": url, "pid": os.getpid()})
+        write_durably(self._state_dir / CONTROL_FILE, document.encode())
+
+    async def _end(
+        self, fleet: Fleet, runner: web.ServerRunner, loops: list[asyncio.Task[None]]
+    ) -> None:
+        """No new connections; held requests are refused; running ones may end; then the rest."""
+        with suppress(FileNotFoundError):
+            (self._state_dir / CONTROL_FILE).unlink()
+        for loop in loops:
+            loop.cancel()
+        for site in list(runner.sites):
+            await site.stop()
+        for service in fleet.services.values():
+            service.dispatcher.close(
+                Refusal(503, "nagara is being stopped", code="stopping", retry_after_s=5.0)
+            )
+        await fleet.end(keep=self._keep, drain_s=self._drain_s)
+        await runner.cleanup()
+
+
+def _server(gateway: Gateway, api: Api) -> web.ServerRunner:
+    """The web server: the API below `/api/`, apps everywhere else.
+
+    Without aiohttp's own router: an app's host name decides before any path does.
+    """
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.raw_path.startswith("/api/") and gateway.app_of_host(request) is None:
+            return await api.handle(request)
+        return await gateway.handle(request)
+
+    server = web.Server(
+        handle,
+        handler_cancellation=True,
+        access_log=None,
+        max_line_size=65536,
+        max_field_size=65536,
+        lingering_time=1.0,
+    )
+    return web.ServerRunner(server, shutdown_timeout=1.0)

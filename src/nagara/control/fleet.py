@@ -1,0 +1,499 @@
+"""Starts, routes, drains and ends replicas.
+
+Owns one task per change of a replica's life; all run on the loop, in one `TaskGroup`. It decides
+neither how many replicas there should be (`scaling`) nor who answers a request (`dispatch`);
+what the node reports comes from `nodewatch`.
+
+A start in order:  decide ─ claim a slot ─ record ─ Node.start ─ route ─ held requests go out
+An end in order:   take the route away ─ last request ends ─ Node.stop confirmed ─ free the slot
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from nagara.base.clock import Clock
+from nagara.base.errors import NagaraError
+from nagara.base.spans import Waterfall, with_unaccounted
+from nagara.contract.node import Node, NodeUnavailableError
+from nagara.contract.replica import ModelMount, ReplicaStatus, StartOrder, StartReport
+from nagara.control.app import App
+from nagara.control.autoscaler import Memory, after_restart
+from nagara.control.captures import Captures
+from nagara.control.dispatch import Dispatcher, Endpoint
+from nagara.control.refusal import Refusal
+from nagara.control.replicas import Replica, ReplicaEvent, ReplicaState
+from nagara.control.service import Service
+from nagara.control.state import StartRecord, State
+from nagara.control.supply import NoSupplyError, Supply
+from nagara.control.tasks import Tasks
+from nagara.control.upstream import Upstream
+from nagara.pool.slots import Slots
+
+STOP_RETRY_S = 2.0
+_REASON_CHARS = 2000
+
+_log = logging.getLogger(__name__)
+_S = ReplicaState
+
+
+class Fleet:
+    """All replicas of all apps.
+
+    Args:
+        models: finds a model of this machine by name; must be quick; raises `NagaraError`.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        slots: Slots,
+        state: State,
+        models: Callable[[str], ModelMount],
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
+        self.services: dict[str, Service] = {}
+        self._node = node
+        self._state = state
+        self._models = models
+        self._clock = clock
+        self._slots = slots
+        self._tasks = tasks
+        self._supply = Supply(slots, self._freeing, self._make_room)
+        self.captures = Captures(node, self._supply, state, self.mounts, clock, self._tasks.spawn)
+        self._starts: dict[str, asyncio.Task[None]] = {}
+        self._all: dict[str, tuple[Service, Replica]] = {}
+        self._draining: dict[str, Endpoint] = {}
+        self._stopping: set[str] = set()
+
+    # -- life of the fleet -----------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Loads the deployed apps. Replicas of an earlier process are then given to `adopt`."""
+        for deployed in await self._state.apps():
+            service = self._new_service(deployed.app, deployed.version)
+            await self.captures.load(service)
+        self._slots.raise_epochs(await self._state.highest_epochs())
+
+    async def end(self, *, keep: bool, drain_s: float) -> None:
+        """Folds everything, or with `keep` leaves ready replicas to a later process.
+
+        Requests still running after `drain_s` are cut off. Ends all tasks of the fleet.
+        """
+        services = list(self.services.values())
+        for service in services:
+            for name in list(service.replicas):
+                self.cancel(service, name)
+                if not keep:
+                    self.drain(service, name)
+        if keep:
+            await self._quiet(drain_s)
+        cutting = asyncio.get_running_loop().call_later(drain_s, self._cut_all)
+        await self.captures.end()
+        for service in services:
+            if not keep:
+                await self._end_replicas(service, keep_starts=False)
+        cutting.cancel()
+        await self._tasks.end()
+        for service in services:
+            for endpoint in list(service.dispatcher.endpoints.values()):
+                await endpoint.upstream.close()
+
+    async def _quiet(self, limit_s: float) -> None:
+        """Waits until no request runs, `limit_s` at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while any(  # noqa: ASYNC110 - polled only while control stops
+                    service.dispatcher.demand.now for service in self.services.values()
+                ):
+                    await asyncio.sleep(0.02)
+
+    def _cut_all(self) -> None:
+        for endpoint in self._draining.values():
+            endpoint.cut()
+
+    # -- apps ------------------------------------------------------------------------------
+
+    async def deploy(self, app: App, version: int) -> Service:
+        """Takes an app's new version into use; replicas of another definition are drained."""
+        service = self.services.get(app.name)
+        if service is None:
+            return self._new_service(app, version)
+        is_same = service.app.definition == app.definition
+        service.app, service.version = app, version
+        service.failures.count = 0
+        await self.captures.redeployed(service, is_same=is_same)
+        if is_same:
+            service.dispatcher.set_capacity(app.scale.concurrency)
+        else:
+            service.recent_starts_s.clear()
+            for name in list(service.replicas):
+                self.cancel(service, name)
+                self.drain(service, name)
+        self._nudge(service)
+        return service
+
+    async def fold(self, service: Service) -> None:
+        """Drains and ends the app's present replicas; returns when they have gone.
+
+        Only requests from now on start it again: the demand of before is met. A start that held
+        requests wait for is not a present replica.
+        """
+        service.dispatcher.demand.forget(self._clock.monotonic_s())
+        service.memory = Memory()
+        is_awaited = service.dispatcher.held > 0
+        await self._end_replicas(service, keep_starts=is_awaited)
+
+    async def _end_replicas(self, service: Service, *, keep_starts: bool) -> None:
+        kept = {
+            name
+            for name, replica in service.replicas.items()
+            if keep_starts and replica.state is _S.STARTING
+        }
+        names = service.replicas.keys() - kept
+        for name in names:
+            self.cancel(service, name)
+            self.drain(service, name)
+        while names & service.replicas.keys():
+            service.gone.clear()
+            await service.gone.wait()
+
+    async def delete(self, service: Service) -> None:
+        """Ends the app and removes what the machine and the state keep of it."""
+        app = service.app
+        del self.services[app.name]
+        refusal = Refusal(404, f"the app {app.name!r} was deleted", code="not_found")
+        service.dispatcher.close(refusal)
+        await self.captures.drop(service)
+        await self._end_replicas(service, keep_starts=False)
+        await self._node.forget_app(app.tenant, app.name)
+        await self._state.delete_app(app.tenant, app.name)
+
+    def mounts(self, app: App) -> tuple[ModelMount, ...]:
+        """The app's models as this machine has them; raises `NagaraError` for a missing one."""
+        return tuple(self._models(name) for name in app.models)
+
+    def _new_service(self, app: App, version: int) -> Service:
+        service: Service
+        dispatcher = Dispatcher(self._clock, lambda: self._want(service), lambda: service.queue_s())
+        service = Service(app, version, dispatcher)
+        self.services[app.name] = service
+        return service
+
+    # -- orders ----------------------------------------------------------------------------
+
+    def start(self, service: Service) -> None:
+        """Begins the start of one replica."""
+        replica = Replica(f"{service.app.name}-{secrets.token_hex(4)}", service.app)
+        self._register(service, replica)
+        task = self._tasks.spawn(partial(self._start, service, replica), f"start {replica.name}")
+        self._starts[replica.name] = task
+        task.add_done_callback(partial(self._start_ended, service, replica))
+
+    def _register(self, service: Service, replica: Replica) -> None:
+        service.replicas[replica.name] = replica
+        self._all[replica.name] = (service, replica)
+
+    def cancel(self, service: Service, name: str) -> None:
+        """Gives up a start."""
+        replica = service.replicas[name]
+        if replica.state is _S.STARTING:
+            replica.on(ReplicaEvent.CANCEL)
+            self._starts[name].cancel()
+
+    def drain(self, service: Service, name: str) -> None:
+        """Takes a ready replica's route away at once and ends it after its last request."""
+        replica = service.replicas[name]
+        if replica.state is _S.READY:
+            replica.on(ReplicaEvent.DRAIN)
+            endpoint = service.dispatcher.remove(name)
+            self._tasks.spawn(partial(self._retire, service, replica, endpoint), f"drain {name}")
+
+    def broken(self, app: str, name: str, reason: str) -> None:
+        """A ready replica cannot be reached: replace it."""
+        service = self.services.get(app)
+        replica = service.replicas.get(name) if service is not None else None
+        if service is not None and replica is not None and replica.state is _S.READY:
+            self._note_early_end(service, name, f"{name}: {reason}")
+            self.drain(service, name)
+            self._nudge(service)
+
+    # -- starting --------------------------------------------------------------------------
+
+    def _want(self, service: Service) -> Refusal | None:
+        """A request is about to be held: one replica must be coming, or say why none can."""
+        if service.is_coming:
+            return None
+        now_s = self._clock.monotonic_s()
+        left_s = service.failures.left_s(now_s)
+        if left_s > 0:
+            return service.cannot_start(left_s)
+        self.start(service)
+        return None
+
+    def _nudge(self, service: Service) -> None:
+        """Sees to it that held requests have something to wait for, or are told that not."""
+        if service.dispatcher.held:
+            refusal = self._want(service)
+            if refusal is not None:
+                service.dispatcher.refuse_held(refusal)
+
+    async def _start(self, service: Service, replica: Replica) -> None:
+        waterfall = Waterfall(self._clock.monotonic_s, replica.name)
+        started_s = self._clock.wall_s()
+        try:
+            with waterfall.stage("acquire"):
+                dispatcher = service.dispatcher
+                may_evict = dispatcher.held > 0 and not dispatcher.endpoints
+                replica.lease = await self._supply.claim(may_evict=may_evict)
+                await self._state.add_replica(
+                    replica.name, replica.app, replica.lease, state=replica.state, purpose="serve"
+                )
+            spec = replica.app.spec(self.mounts(replica.app))
+            report = await self._node.start(StartOrder(replica.name, replica.lease, spec))
+        except NoSupplyError as error:
+            replica.on(ReplicaEvent.FAILED)
+            self._no_supply(service, error)
+            return
+        except NagaraError as error:
+            await self._start_failed(service, replica, waterfall, started_s, error)
+            return
+        except asyncio.CancelledError:
+            if replica.lease is not None:
+                await asyncio.shield(self._end_cancelled(replica))
+            raise
+        self._route(service, replica, waterfall.elapsed_s())
+        total_s = waterfall.elapsed_s()
+        waterfall.add(report.stages)
+        await self._record_start(service, replica, report, waterfall, total_s, started_s)
+
+    def _route(self, service: Service, replica: Replica, start_s: float) -> None:
+        replica.on(ReplicaEvent.READY)
+        replica.ready_s = self._clock.monotonic_s()
+        service.recent_starts_s.append(start_s)
+        service.dispatcher.add(self._endpoint(service, replica.name, replica.ready_s, start_s))
+
+    def _endpoint(self, service: Service, name: str, ready_s: float, start_s: float) -> Endpoint:
+        upstream = Upstream(partial(self._node.dial, name))
+        return Endpoint(name, upstream, service.app.scale.concurrency, ready_s, start_s)
+
+    async def _record_start(
+        self,
+        service: Service,
+        replica: Replica,
+        report: StartReport,
+        waterfall: Waterfall,
+        total_s: float,
+        started_s: float,
+    ) -> None:
+        self.captures.started(service, replica.app, report)
+        record = StartRecord(
+            replica=replica.name,
+            tenant=replica.app.tenant,
+            app=replica.app.name,
+            kind=report.kind,
+            stages=with_unaccounted(waterfall.stages(), total_s),
+            total_s=total_s,
+            started_s=started_s,
+            fallback=report.fallback,
+            snapshot=report.snapshot,
+        )
+        await self._state.add_start(record)
+        if replica.state is _S.READY:
+            await self._state.set_replica(replica.name, _S.READY)
+        if report.fallback:
+            _log.warning("%s: started plainly: %s", replica.name, report.fallback)
+        _log.info("%s: %s start took %.2f s", replica.name, report.kind, total_s)
+
+    async def _start_failed(
+        self,
+        service: Service,
+        replica: Replica,
+        waterfall: Waterfall,
+        started_s: float,
+        error: NagaraError,
+    ) -> None:
+        if replica.state is _S.STARTING:
+            replica.on(ReplicaEvent.FAILED)
+        total_s = waterfall.elapsed_s()
+        reason = error.what[-_REASON_CHARS:]
+        _log.warning("%s: start failed: %s", replica.name, reason)
+        service.failures.note(reason, self._clock.monotonic_s())
+        self._nudge(service)
+        # Its end must be certain before another gets the slot, also if the node was unreachable.
+        await self._stop_surely(replica.name)
+        await self._state.set_replica(replica.name, _S.FAILED, reason)
+        record = StartRecord(
+            replica=replica.name,
+            tenant=replica.app.tenant,
+            app=replica.app.name,
+            kind=None,
+            stages=with_unaccounted(waterfall.stages(), total_s),
+            total_s=total_s,
+            started_s=started_s,
+            error=reason,
+        )
+        await self._state.add_start(record)
+
+    def _no_supply(self, service: Service, error: NoSupplyError) -> None:
+        if not service.is_coming:
+            service.dispatcher.refuse_held(
+                Refusal(503, f"{error.what}: {error.hint}", code="no_supply", retry_after_s=5.0)
+            )
+
+    async def _end_cancelled(self, replica: Replica) -> None:
+        await self._stop_surely(replica.name)
+        await self._state.set_replica(replica.name, _S.STOPPED, "start cancelled")
+
+    def _start_ended(self, service: Service, replica: Replica, task: asyncio.Task[None]) -> None:
+        """Also runs when the task was cancelled before it began."""
+        self._starts.pop(replica.name, None)
+        if replica.state in (_S.STOPPING, _S.FAILED) and replica.ready_s is None:
+            self._gone(service, replica)
+
+    # -- ending ----------------------------------------------------------------------------
+
+    async def _retire(self, service: Service, replica: Replica, endpoint: Endpoint | None) -> None:
+        """Ends a replica whose route is gone, after its last request or its own end."""
+        if endpoint is not None:
+            if replica.state is _S.DRAINING:
+                await self._state.set_replica(replica.name, _S.DRAINING)
+                await self._drained(endpoint, service.app.timeouts.request_s)
+            await endpoint.upstream.close()
+        if replica.state is _S.DRAINING:
+            replica.on(ReplicaEvent.DRAINED)
+        await self._stop_surely(replica.name)
+        if replica.state is _S.STOPPING:
+            replica.on(ReplicaEvent.STOPPED)
+        await self._state.set_replica(replica.name, replica.state)
+        self._gone(service, replica)
+
+    async def _drained(self, endpoint: Endpoint, limit_s: float) -> None:
+        self._draining[endpoint.replica] = endpoint
+        try:
+            async with asyncio.timeout(limit_s):
+                await endpoint.drained()
+        except TimeoutError:
+            _log.warning(
+                "%s: %d requests still run after %g s of draining; cutting them off",
+                endpoint.replica, endpoint.running, limit_s,
+            )  # fmt: skip
+        finally:
+            del self._draining[endpoint.replica]
+
+    async def _stop_surely(self, name: str) -> None:
+        """Returns when the node has confirmed that the replica has ended."""
+        while True:
+            try:
+                await self._node.stop(name)
+            except NodeUnavailableError as error:
+                _log.warning("%s: cannot be stopped yet: %s", name, error.what)
+                await self._clock.sleep(STOP_RETRY_S)
+            else:
+                return
+
+    def _gone(self, service: Service, replica: Replica) -> None:
+        service.replicas.pop(replica.name, None)
+        self._all.pop(replica.name, None)
+        if replica.lease is not None:
+            self._supply.release(replica.lease)
+            replica.lease = None
+        service.gone.set()
+
+    # -- room ------------------------------------------------------------------------------
+
+    def _freeing(self) -> int:
+        """Slots whose replicas are being ended."""
+        ending = 0
+        for _, replica in self._all.values():
+            is_coming = replica.state in (_S.STARTING, _S.READY)
+            ending += not is_coming and replica.lease is not None
+        return ending + self.captures.freeing
+
+    def _make_room(self, may_evict: bool) -> bool:
+        """Gives up a capture, or an idle replica that its app need not keep."""
+        if self.captures.give_way():
+            return True
+        if not may_evict:
+            return False
+        now_s = self._clock.monotonic_s()
+        idle = [
+            (view.idle_s, view.replica, service)
+            for service in self.services.values()
+            if service.count(_S.READY) > service.app.scale.min and not service.dispatcher.held
+            for view in service.views(now_s)
+            if view.is_ready and view.running == 0
+        ]
+        if not idle:
+            return False
+        _, name, service = max(idle, key=lambda entry: entry[0])
+        _log.info("%s: gives its slot to an app with waiting requests", name)
+        self.drain(service, name)
+        return True
+
+    # -- what the node says ----------------------------------------------------------------
+
+    def ready_replicas(self) -> list[str]:
+        """The replicas that the node must have running."""
+        return [name for name, (_, replica) in self._all.items() if replica.state is _S.READY]
+
+    def knows(self, name: str) -> bool:
+        """Whether a replica of that name is any of ours, whatever its state."""
+        return name in self._all or name in self.captures.running or name in self._stopping
+
+    def adopt(self, status: ReplicaStatus) -> bool:
+        """Routes a replica that an earlier control process left, if it fits."""
+        service = self.services.get(status.app)
+        if service is None or not service.fits(status):
+            return False
+        if not self._supply.adopt(status.lease):
+            return False
+        now_s = self._clock.monotonic_s()
+        replica = Replica(status.replica, service.app, status.lease)
+        replica.on(ReplicaEvent.READY)
+        replica.ready_s = now_s
+        self._register(service, replica)
+        service.dispatcher.add(self._endpoint(service, replica.name, now_s, 0.0))
+        service.memory = after_restart(now_s)
+        return True
+
+    def stop_unknown(self, name: str) -> None:
+        """Ends a replica that nobody ordered, or that nobody remembers."""
+        self._stopping.add(name)
+
+        async def stop() -> None:
+            try:
+                await self._stop_surely(name)
+            finally:
+                self._stopping.discard(name)
+
+        self._tasks.spawn(stop, f"stop unknown {name}")
+
+    def ended(self, name: str, exit_code: int | None) -> None:
+        """A replica has ended by itself: whatever runs on it fails, and it is replaced."""
+        if name not in self._all:
+            return
+        service, replica = self._all[name]
+        if replica.state in (_S.STARTING, _S.STOPPED, _S.FAILED):
+            return
+        was_ready = replica.state is _S.READY
+        replica.on(ReplicaEvent.EXITED)
+        if was_ready:
+            how = "disappeared" if exit_code is None else f"ended by itself (exit code {exit_code})"
+            _log.warning("%s: %s", name, how)
+            self._note_early_end(service, name, f"{name} {how}")
+            endpoint = service.dispatcher.remove(name)
+            self._tasks.spawn(partial(self._retire, service, replica, endpoint), f"bury {name}")
+            self._nudge(service)
+        elif name in self._draining:
+            self._draining[name].cut()
+
+    def _note_early_end(self, service: Service, name: str, reason: str) -> None:
+        """An end before the app has proven that it can run is a failed start."""
+        now_s = self._clock.monotonic_s()
+        if not service.dispatcher.endpoints[name].has_proven(now_s):
+            service.failures.note(reason, now_s)

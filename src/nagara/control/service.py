@@ -1,0 +1,155 @@
+"""One deployed app while control runs: its definition, queue, replicas and recent history.
+
+Changed by the fleet's tasks on the loop; decides only what follows from its own fields.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from nagara.contract.replica import CaptureReport, ReplicaStatus
+from nagara.control.app import App
+from nagara.control.autoscaler import Demand, Memory, ReplicaView, Rules, auto_idle_s
+from nagara.control.demand import LONG_S, SHORT_S
+from nagara.control.dispatch import Dispatcher
+from nagara.control.refusal import Refusal
+from nagara.control.replicas import Replica, ReplicaState
+
+BACKOFF_MAX_S = 60.0
+QUEUE_MIN_S = 30.0
+QUEUE_STARTS = 3.0
+
+
+def backoff_s(failures: int) -> float:
+    """The pause after so many failures in a row: none after the first, then 1, 2, 4 ... 60 s.
+
+    The first failure may be the moment's; the second in a row is the app's.
+    """
+    if failures <= 1:
+        return 0.0
+    return min(BACKOFF_MAX_S, 2.0 ** min(failures - 2, 10))
+
+
+@dataclass(slots=True)
+class Failures:
+    """Starts of an app that failed, and replicas that ended at once, in a row."""
+
+    count: int = 0
+    reason: str = ""
+    retry_at_s: float = 0.0
+
+    def note(self, reason: str, now_s: float) -> None:
+        """One more."""
+        self.count += 1
+        self.reason = reason
+        self.retry_at_s = now_s + backoff_s(self.count)
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds until another start may be tried."""
+        return max(0.0, self.retry_at_s - now_s) if self.count else 0.0
+
+
+@dataclass(slots=True)
+class CaptureStatus:
+    """How far the app's snapshot on this machine is.
+
+    `state`: `unknown` (no start yet), `wanted`, `running`, `failed` (once; to be tried again),
+    `done`, `off` (not wanted, or failed too often).
+    """
+
+    state: str = "unknown"
+    report: CaptureReport | None = None
+    failures: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Service:
+    """A deployed app at work."""
+
+    app: App
+    version: int
+    dispatcher: Dispatcher
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    failures: Failures = field(default_factory=Failures)
+    capture: CaptureStatus = field(default_factory=CaptureStatus)
+    recent_starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    gone: asyncio.Event = field(default_factory=asyncio.Event)  # set when a replica has gone
+
+    def count(self, *states: ReplicaState) -> int:
+        """Replicas in one of these states."""
+        return sum(replica.state in states for replica in self.replicas.values())
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether a replica is ready or will be."""
+        return self.count(ReplicaState.STARTING, ReplicaState.READY) > 0
+
+    def idle_s(self) -> float:
+        """The keep-alive that applies."""
+        if self.app.scale.idle_s is not None:
+            return self.app.scale.idle_s
+        last_s = self.recent_starts_s[-1] if self.recent_starts_s else None
+        return auto_idle_s(last_s)
+
+    def queue_s(self) -> float:
+        """How long a request may be held.
+
+        By default three times the slowest of the recent starts, 30 s at least; without any,
+        as long as a start may take.
+        """
+        if self.app.timeouts.queue_s is not None:
+            return self.app.timeouts.queue_s
+        if not self.recent_starts_s:
+            return self.app.timeouts.start_s
+        return max(QUEUE_MIN_S, QUEUE_STARTS * max(self.recent_starts_s))
+
+    def fits(self, status: ReplicaStatus) -> bool:
+        """Whether a running replica is one of this app as it is defined now."""
+        return (
+            status.ready
+            and status.exit_code is None
+            and status.tenant == self.app.tenant
+            and status.definition == self.app.definition
+        )
+
+    def cannot_start(self, retry_after_s: float) -> Refusal:
+        """The answer to requests while the app's starts fail."""
+        name = self.app.name
+        return Refusal(
+            503,
+            f"the app {name!r} cannot start: {self.failures.reason}; see: nagara logs {name}",
+            code="start_failed",
+            retry_after_s=retry_after_s,
+        )
+
+    def rules(self) -> Rules:
+        """What the autoscaler must know of the app."""
+        scale = self.app.scale
+        return Rules(scale.min, scale.max, scale.concurrency, self.idle_s())
+
+    def demand(self, now_s: float) -> Demand:
+        """What the autoscaler must know of the app's requests."""
+        window = self.dispatcher.demand
+        return Demand(
+            now=window.now,
+            held=self.dispatcher.held,
+            mean60=window.mean(LONG_S, now_s),
+            mean2=window.mean(SHORT_S, now_s),
+            idle_s=window.idle_s(now_s),
+        )
+
+    def views(self, now_s: float) -> tuple[ReplicaView, ...]:
+        """The replicas that are ready or starting, as the autoscaler sees them."""
+        return tuple(
+            self._view(replica, now_s)
+            for replica in self.replicas.values()
+            if replica.state in (ReplicaState.STARTING, ReplicaState.READY)
+        )
+
+    def _view(self, replica: Replica, now_s: float) -> ReplicaView:
+        endpoint = self.dispatcher.endpoints.get(replica.name)
+        if endpoint is None:
+            return ReplicaView(replica.name, is_ready=False)
+        idle_s = 0.0 if endpoint.running else now_s - endpoint.idle_since_s
+        return ReplicaView(replica.name, True, endpoint.running, idle_s)

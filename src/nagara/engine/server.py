@@ -1,0 +1,352 @@
+"""The engine's OpenAI-compatible HTTP server.
+
+Everything here runs in one asyncio loop; the engine's step thread is reached through `submit` and
+`cancel` only. The port is open from the start: until a first token has been computed, `/health`
+and every call answer 503.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from nagara.engine import openai_api as api
+from nagara.engine.answer import AnswerBuilder
+from nagara.engine.engine import Engine, EngineSettings, TokenEvent
+from nagara.engine.errors import EngineError, RequestError, UnknownModelError
+from nagara.engine.fields import parse_body
+from nagara.engine.openai_shapes import ChatShape, CompletionShape, Shape
+from nagara.engine.request import Output, SamplingParams
+from nagara.engine.tokenizer import Tokenizer
+
+log = logging.getLogger("nagara.engine")
+
+MAX_BODY_BYTES = 8 << 20
+LAST_WORDS_S = 0.3  # how long open connections may take when the server ends
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Where to serve which model under which name."""
+
+    folder: Path
+    port: int
+    host: str = "127.0.0.1"
+    model_name: str | None = None  # the folder's name when None
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+    @property
+    def served_name(self) -> str:
+        return self.model_name or self.folder.resolve().name
+
+
+class ModelServer:
+    """One model behind OpenAI's paths. `load` makes it ready; `close` ends it."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._name = settings.served_name
+        self._engine: Engine | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._is_ready = False
+        self._created = int(time.time())
+
+    def application(self) -> web.Application:
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES, middlewares=[_errors_in_openai_shape, self._gate]
+        )
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name:.+}", self._model)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        return app
+
+    async def load(self) -> None:
+        """Map the model and compute a first token; ready afterwards.
+
+        Raises:
+            EngineError: the model cannot be served.
+        """
+        started = time.monotonic()
+        engine, self._tokenizer = await asyncio.to_thread(self._build)
+        self._engine = engine
+        engine.start()
+        log.info("warming up%s", ": compiling" if self._settings.engine.is_compiled else "")
+        # Many rows, then one row, then a longer context: each shape of work once.
+        params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+        prompt = [0] * min(8, engine.context - params.max_tokens)
+        async for _ in self._pieces(prompt, params):
+            pass
+        self._is_ready = True
+        log.info("ready after %.2f s: %s", time.monotonic() - started, self._name)
+
+    def close(self) -> bool:
+        """End the engine; False if its thread is still inside a step."""
+        self._is_ready = False
+        return self._engine is None or self._engine.close(timeout_s=0.2)
+
+    def _build(self) -> tuple[Engine, Tokenizer]:
+        engine = Engine(self._settings.folder, self._settings.engine)
+        return engine, Tokenizer(self._settings.folder)
+
+    # Paths
+
+    @web.middleware
+    async def _gate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not self._is_ready:
+            body = api.error_body("the model is loading", "unavailable_error", None, "loading")
+            return web.json_response(body, status=503, headers={"Retry-After": "1"})
+        return await handler(request)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ready", "model": self._name})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._model_object()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        self._check_model(request.match_info["name"])
+        return web.json_response(self._model_object())
+
+    def _model_object(self) -> dict[str, Any]:
+        return {
+            "id": self._name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "nagara",
+            "max_model_len": self._running.context,
+        }
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        parsed = api.parse_completion(parse_body(await request.read()))
+        self._check_model(parsed.call.model)
+        tokenizer = self._tokens
+        prompts = [p if isinstance(p, list) else tokenizer.encode(p) for p in parsed.prompts]
+        return await self._answer(request, CompletionShape(self._name), parsed.call, prompts)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        parsed = api.parse_chat(parse_body(await request.read()), self._running.context)
+        self._check_model(parsed.call.model)
+        prompt = self._tokens.chat_prompt(parsed.messages, None, **parsed.template_values)
+        call = parsed.call
+        if not parsed.has_max_tokens:
+            room = max(1, self._running.context - len(prompt))
+            call = replace(call, params=replace(call.params, max_tokens=room))
+        return await self._answer(request, ChatShape(self._name), call, [prompt])
+
+    def _check_model(self, name: str) -> None:
+        if name != self._name:
+            raise UnknownModelError(
+                f"the model {name!r} is not served here; {self._name!r} is", where="model"
+            )
+
+    @property
+    def _running(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    @property
+    def _tokens(self) -> Tokenizer:
+        assert self._tokenizer is not None
+        return self._tokenizer
+
+    # Answers
+
+    async def _answer(
+        self,
+        request: web.Request,
+        shape: Shape,
+        call: api.Call,
+        prompts: Sequence[list[int]],
+    ) -> web.StreamResponse:
+        for prompt in prompts:
+            self._running.check(prompt, call.params)
+        jobs = [
+            (prompt, _choice_params(call.params, choice))
+            for prompt in prompts
+            for choice in range(call.n)
+        ]
+        shape.use(self._tokens, call.params)
+        if not call.is_stream:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._whole(p, params)) for p, params in jobs]
+            return web.json_response(shape.whole([task.result() for task in tasks], call.n))
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionResetError):  # the client has gone: nobody to tell
+            await self._send_stream(response, shape, call, jobs)
+        return response
+
+    async def _send_stream(
+        self,
+        response: web.StreamResponse,
+        shape: Shape,
+        call: api.Call,
+        jobs: Sequence[tuple[list[int], SamplingParams]],
+    ) -> None:
+        try:
+            async for index, piece in self._merged(jobs):
+                for chunk in shape.chunks(index, piece):
+                    await _send_event(response, chunk)
+        except* EngineError as group:  # the status is sent already: the error is the last event
+            await _send_event(response, _server_error(group))
+        else:
+            if call.wants_usage:
+                await _send_event(response, shape.usage_chunk(call.n))
+            await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+
+    async def _whole(self, prompt: list[int], params: SamplingParams) -> Output:
+        return api.merge([piece async for piece in self._pieces(prompt, params)])
+
+    async def _merged(
+        self, jobs: Sequence[tuple[list[int], SamplingParams]]
+    ) -> AsyncIterator[tuple[int, Output]]:
+        """The pieces of all jobs as they come, each with its job's index."""
+        pieces: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
+
+        async def follow(index: int, prompt: list[int], params: SamplingParams) -> None:
+            async for piece in self._pieces(prompt, params):
+                pieces.put_nowait((index, piece))
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(follow(i, *job)) for i, job in enumerate(jobs)]
+            try:
+                left = len(jobs)
+                while left:
+                    index, piece = await pieces.get()
+                    left -= piece.finish_reason is not None
+                    yield index, piece
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    async def _pieces(self, prompt: list[int], params: SamplingParams) -> AsyncIterator[Output]:
+        """One request's answer; leaving early cancels it."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+
+        def receive(event: TokenEvent) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended before the engine
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        engine = self._running
+        builder = AnswerBuilder(self._tokens, params, len(prompt))
+        key = engine.submit(prompt, params, receive)
+        try:
+            while builder.finish_reason is None:
+                event = await events.get()
+                if event.error is not None:
+                    raise event.error
+                piece = builder.push(event.token_id, event.logprob, event.finish_reason)
+                if piece.text or piece.token_ids or piece.finish_reason is not None:
+                    yield piece
+        finally:
+            engine.cancel(key)
+
+
+def _choice_params(params: SamplingParams, choice: int) -> SamplingParams:
+    """Choices of one seeded request draw differently from each other, the same each time."""
+    if params.seed is None or choice == 0:
+        return params
+    return replace(params, seed=(params.seed + choice * 0x9E3779B9) % (1 << 63))
+
+
+async def _send_event(response: web.StreamResponse, value: dict[str, Any]) -> None:
+    await response.write(b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n")
+
+
+@web.middleware
+async def _errors_in_openai_shape(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except* RequestError as group:
+        error = _first(group)
+        assert isinstance(error, RequestError)
+        body = api.error_body(error.what, "invalid_request_error", error.where, error.code)
+        status = error.status
+    except* EngineError as group:
+        body = _server_error(group)
+        status = 500
+    except* web.HTTPException as group:
+        http = _first(group)
+        assert isinstance(http, web.HTTPException)
+        body = api.error_body(http.reason, "invalid_request_error", None, None)
+        status = http.status
+    return web.json_response(body, status=status)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+def _server_error(group: BaseExceptionGroup[BaseException]) -> dict[str, Any]:
+    return api.error_body(str(_first(group)), "server_error", None, None)
+
+
+async def run_server(settings: ServeSettings) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        EngineError: the model cannot be served or the port is taken.
+    """
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    server = ModelServer(settings)
+    runner = web.AppRunner(
+        server.application(),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=LAST_WORDS_S,
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, settings.host, settings.port).start()
+    except OSError as error:
+        raise EngineError(
+            f"cannot listen: {error.strerror}", where=f"{settings.host}:{settings.port}"
+        ) from error
+    log.info("listening on %s:%d", settings.host, settings.port)
+    loading = asyncio.create_task(server.load())
+    ending = asyncio.create_task(ended.wait())
+    try:
+        await asyncio.wait({loading, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            await ending
+    finally:
+        log.info("ending")
+        is_idle = server.close()
+        await runner.cleanup()
+    if not (is_idle and loading.done()):
+        # A step or a compilation cannot be interrupted; nothing of it is worth waiting for.
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def serve(settings: ServeSettings) -> None:
+    """Run the server in this process until it is told to end; logs go to standard error."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    asyncio.run(run_server(settings))

@@ -1,0 +1,41 @@
+"""Whether an order is one that a node carries out: names that are safe as folders, known kinds.
+
+Names become paths of this machine, and whoever orders may have less rights than the node.
+"""
+
+import re
+
+from nagara.contract.node import NodeError
+from nagara.contract.replica import CaptureOrder, StartOrder
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_KNOWN_IMAGES = ("host",)
+
+
+def check_order(order: StartOrder | CaptureOrder) -> None:
+    """Raises `NodeError` for an order that must not be carried out."""
+    spec = order.spec
+    names = {"replica": order.replica, "tenant": spec.tenant, "app": spec.app}
+    for kind, name in (*names.items(), *(("model", model.name) for model in spec.models)):
+        check_name(kind, name)
+    if spec.image not in _KNOWN_IMAGES:
+        known = ", ".join(_KNOWN_IMAGES)
+        raise NodeError(f"unknown image {spec.image!r}", where=spec.app, hint=f"known: {known}")
+    if not spec.command:
+        raise NodeError("the command is empty", where=spec.app)
+    if not 0 < spec.port < 65536:
+        raise NodeError(f"{spec.port} is not a port", where=spec.app)
+    if not spec.ready_path.startswith("/") or not spec.canary.path.startswith("/"):
+        raise NodeError("paths begin with a slash", where=spec.app)
+    texts = (*spec.command, *(part for pair in spec.env for part in pair))
+    if any("\0" in text for text in texts):
+        raise NodeError("the command or environment contains a zero byte", where=spec.app)
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raises `NodeError` for a name that is no single, plain path component."""
+    if not _NAME.fullmatch(name):
+        raise NodeError(
+            f"{name[:80]!r} is not a name of a {kind}",
+            hint="letters, digits, `.`, `_`, `-`; at most 63, the first a letter or digit",
+        )

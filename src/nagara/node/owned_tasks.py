@@ -1,0 +1,37 @@
+"""Waiting for work that must come to its end whoever stops waiting for it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+async def finished(task: asyncio.Task[Result]) -> Result:
+    """The task's result. A cancellation meanwhile is raised too, but only when it has ended.
+
+    The task itself must be bounded in time.
+    """
+    interruption: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            interruption = error
+    if interruption is None:
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # seen; the interruption is what the waiter must hear of
+    raise interruption
+
+
+async def in_thread(
+    function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """Carries out a bounded, blocking function in a worker thread, to its end.
+
+    A thread cannot be cancelled. Whoever undoes what the function does must not begin before
+    it has ended, and therefore a cancellation waits too.
+    """
+    return await finished(asyncio.create_task(asyncio.to_thread(function, *args, **kwargs)))

@@ -1,0 +1,238 @@
+"""A node without processes: its replicas are real HTTP servers on loopback, in this loop.
+
+It implements `contract.Node` and does what a test scripts: start times, failures, exits,
+unreachability, snapshots. What a replica answers is in `nagara.testing.fake_replica`. Times pass
+on the given clock; connections are real.
+"""
+
+import asyncio
+import socket
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from nagara.base.clock import Clock, SystemClock
+from nagara.contract.node import NodeUnavailableError, ReplicaGoneError, StartFailedError
+from nagara.contract.replica import (
+    CaptureOrder,
+    CaptureReport,
+    NodeFacts,
+    ReplicaSpec,
+    ReplicaStatus,
+    StartKind,
+    StartOrder,
+    StartReport,
+)
+from nagara.testing.fake_replica import FakeReplica
+
+
+@dataclass(slots=True)
+class Script:
+    """How one app behaves on the fake node. Seconds are the clock's.
+
+    `failures` are reasons of starts that fail, taken from the front; `always_fails` is a reason
+    for every start. `capture_failures` likewise for captures.
+    """
+
+    plain_s: float = 0.0
+    restored_s: float = 0.0
+    capture_s: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    always_fails: str | None = None
+    capture_failures: list[str] = field(default_factory=list)
+    can_snapshot: bool = False
+
+
+class FakeNode:
+    """One machine that a test controls.
+
+    Attributes a test may read: `started` and `stopped` (replica names in order), `captured`,
+    `live` (by name), `most_live` (the most there were at once).
+
+    Args:
+        clock: for start and capture times.
+        fails: decides for the conformance suite whether a spec's command cannot start.
+    """
+
+    def __init__(
+        self, clock: Clock | None = None, fails: Callable[[ReplicaSpec], str | None] | None = None
+    ) -> None:
+        self.scripts: dict[str, Script] = defaultdict(Script)
+        self.live: dict[str, FakeReplica] = {}
+        self.started: list[str] = []
+        self.stopped: list[str] = []
+        self.captured: list[str] = []
+        self.cancelled: list[str] = []
+        self.forgotten: list[tuple[str, str]] = []
+        self.most_live = 0
+        self.is_reachable = True
+        self._clock = clock or SystemClock()
+        self._fails = fails or (lambda spec: None)
+        self._snapshots: set[tuple[str, str, str]] = set()
+        self._logs: dict[str, bytes] = {}
+        self._ended: dict[str, ReplicaStatus] = {}
+        self._listeners: list[asyncio.Queue[ReplicaStatus]] = []
+
+    # -- the protocol ----------------------------------------------------------------------
+
+    async def facts(self) -> NodeFacts:
+        """A small machine."""
+        self._reach()
+        return NodeFacts("fake", 2, 2**32, "process", can_snapshot=True)
+
+    async def start(self, order: StartOrder) -> StartReport:
+        """Starts a server after the scripted time, or fails as scripted."""
+        self._reach()
+        spec = order.spec
+        script = self.scripts[spec.app]
+        has_snapshot = spec.snapshot and _key(spec) in self._snapshots
+        seconds = script.restored_s if has_snapshot else script.plain_s
+        begun_s = self._clock.monotonic_s()
+        replica = await self._boot(order, seconds)
+        reason = self._failure(spec, script)
+        if reason is not None:
+            await replica.end()
+            self._logs[order.replica] = reason.encode()
+            raise StartFailedError(f"the command ended: {reason}", where=order.replica)
+        self.started.append(order.replica)
+        self.live[order.replica] = replica
+        self.most_live = max(self.most_live, len(self.live))
+        stage = "host" if has_snapshot else "device"
+        return StartReport(
+            replica=order.replica,
+            kind=StartKind.RESTORED if has_snapshot else StartKind.PLAIN,
+            stages={"files": 0.0, stage: seconds},
+            elapsed_s=self._clock.monotonic_s() - begun_s,
+            snapshot="fake-snapshot" if has_snapshot else None,
+            capture_wanted=spec.snapshot and script.can_snapshot and not has_snapshot,
+        )
+
+    async def capture(self, order: CaptureOrder) -> CaptureReport:
+        """Makes the app's later starts restored ones after the scripted time."""
+        self._reach()
+        script = self.scripts[order.spec.app]
+        try:
+            await self._clock.sleep(script.capture_s)
+        except asyncio.CancelledError:
+            self.cancelled.append(order.replica)
+            raise
+        if script.capture_failures:
+            return CaptureReport(snapshot=None, reason=script.capture_failures.pop(0))
+        self._snapshots.add(_key(order.spec))
+        self.captured.append(order.replica)
+        return CaptureReport("fake-snapshot", None, 1000, 10, script.capture_s)
+
+    async def stop(self, replica: str, *, grace_s: float = 10.0) -> None:
+        """Ends a replica; its connections are closed."""
+        self._reach()
+        running = self.live.pop(replica, None)
+        self._ended.pop(replica, None)
+        if running is not None:
+            self.stopped.append(replica)
+            self._logs[replica] = running.log_text()
+            await running.end()
+
+    async def dial(self, replica: str) -> socket.socket:
+        """A connection to the replica's port."""
+        self._reach()
+        running = self.live.get(replica)
+        if running is None:
+            raise ReplicaGoneError("no such replica here", where=replica)
+        connected = socket.socket()
+        connected.setblocking(False)
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(connected, ("127.0.0.1", running.port))
+        except BaseException:
+            connected.close()
+            raise
+        return connected
+
+    async def replicas(self) -> tuple[ReplicaStatus, ...]:
+        """Those that run and those that ended by themselves."""
+        self._reach()
+        return (*(_status(replica) for replica in self.live.values()), *self._ended.values())
+
+    async def exits(self) -> AsyncIterator[ReplicaStatus]:
+        """What `exit_replica` ends, as it happens."""
+        self._reach()
+        queue: asyncio.Queue[ReplicaStatus] = asyncio.Queue()
+        self._listeners.append(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._listeners.remove(queue)
+
+    async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
+        """What the replica printed."""
+        self._reach()
+        running = self.live.get(replica)
+        text = self._logs.get(replica) if running is None else running.log_text()
+        if text is None:
+            raise ReplicaGoneError("no log of such a replica is kept", where=replica)
+        return text[-tail_bytes:]
+
+    async def forget_app(self, tenant: str, app: str) -> None:
+        """Removes the app's snapshots."""
+        self._reach()
+        self.forgotten.append((tenant, app))
+        self._snapshots = {key for key in self._snapshots if key[:2] != (tenant, app)}
+
+    # -- what a test does to it ------------------------------------------------------------
+
+    async def exit_replica(self, replica: str, code: int = 1, *, is_seen: bool = True) -> None:
+        """The replica ends by itself. Unseen, only `replicas` tells it."""
+        running = self.live.pop(replica)
+        await running.end()
+        status = ReplicaStatus(
+            replica, running.order.spec.tenant, running.order.spec.app,
+            running.order.spec.definition, running.order.lease, ready=False, exit_code=code,
+        )  # fmt: skip
+        self._ended[replica] = status
+        self._logs[replica] = running.log_text()
+        if is_seen:
+            for queue in self._listeners:
+                queue.put_nowait(status)
+
+    async def close(self) -> None:
+        """Ends all servers."""
+        for replica in list(self.live.values()):
+            await replica.end()
+        self.live.clear()
+
+    def _reach(self) -> None:
+        if not self.is_reachable:
+            raise NodeUnavailableError("the fake node is out of reach")
+
+    async def _boot(self, order: StartOrder, seconds: float) -> FakeReplica:
+        replica = FakeReplica(order, self._exited)
+        try:
+            await replica.begin()
+            await self._clock.sleep(seconds)
+        except BaseException:
+            self.cancelled.append(order.replica)
+            await replica.end()
+            raise
+        return replica
+
+    def _failure(self, spec: ReplicaSpec, script: Script) -> str | None:
+        if script.failures:
+            return script.failures.pop(0)
+        return script.always_fails or self._fails(spec)
+
+    async def _exited(self, replica: str, code: int) -> None:
+        if replica in self.live:
+            await self.exit_replica(replica, code)
+
+
+def _key(spec: ReplicaSpec) -> tuple[str, str, str]:
+    return (spec.tenant, spec.app, spec.definition)
+
+
+def _status(replica: FakeReplica) -> ReplicaStatus:
+    spec = replica.order.spec
+    return ReplicaStatus(
+        replica.order.replica, spec.tenant, spec.app, spec.definition, replica.order.lease,
+        ready=True,
+    )  # fmt: skip

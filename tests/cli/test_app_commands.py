@@ -1,0 +1,160 @@
+"""`nagara deploy`, `apps`, `logs`, `trace`, `delete` against a control process in this one."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nagara.cli.logs import news
+from nagara.cli.main import main
+from nagara.control.client import connect
+from nagara.control.control import Control, Ready
+from nagara.pool.slots import Slots
+from nagara.testing.fake_node import FakeNode
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def node(state: Path) -> Iterator[FakeNode]:
+    """A running control process; the fake node behind it."""
+    is_up = threading.Event()
+    stop: list[Callable[[], None]] = []
+    nodes: list[FakeNode] = []
+
+    async def serve() -> None:
+        nodes.append(FakeNode())
+        nodes[0].scripts["bad"].always_fails = "boom [1]"
+        control = Control(state, nodes[0], Slots(4))
+        loop = asyncio.get_running_loop()
+        stop.append(lambda: loop.call_soon_threadsafe(control.stop))
+
+        def ready(what: Ready) -> None:
+            is_up.set()
+
+        await control.run(ready)
+        await nodes[0].close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert is_up.wait(10)
+    yield nodes[0]
+    stop[0]()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def nagara(state: Path) -> Command:
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(main, ["--state", str(state), *arguments])
+
+    return call
+
+
+@pytest.fixture
+def app_file(tmp_path: Path) -> Path:
+    file = tmp_path / "apps.toml"
+    tables = [f'[app.{name}]\nimage = "host"\ncommand = ["x"]\n' for name in ("smol", "bad")]
+    file.write_text("".join(tables))
+    return file
+
+
+def call(state: Path, app: str) -> int:
+    """One request to the app."""
+    import http.client
+    from urllib.parse import urlsplit
+
+    address = urlsplit(connect(state).url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port)
+    key = (state / "api.key").read_text().strip()
+    connection.request("GET", f"/{app}/health", headers={"Authorization": f"Bearer {key}"})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+@pytest.mark.parametrize("command", [["apps"], ["logs", "x"], ["trace", "x"], ["delete", "x"]])
+def test_without_a_running_nagara_the_command_says_how_to_start_it(
+    nagara: Command, command: list[str]
+) -> None:
+    result = nagara(*command)
+    assert result.exit_code == 1
+    assert "nagara is not running here" in result.stderr
+    assert "nagara up" in result.stderr
+
+
+def test_from_deployment_to_deletion(
+    nagara: Command, node: FakeNode, state: Path, app_file: Path
+) -> None:
+    assert "nothing is deployed" in nagara("apps").stderr
+    deployed = nagara("deploy", str(app_file))
+    assert deployed.exit_code == 0
+    assert "smol version 1: http://127.0.0.1:" in deployed.stdout
+    assert "has not been started yet" in nagara("trace", "smol").stderr
+
+    assert call(state, "smol") == 200
+    assert call(state, "bad") == 503
+    listing = nagara("apps").stdout
+    assert "1 ready (max 4)" in listing
+    assert "at zero (max 4)" in listing
+    assert "2 failures in a row" in listing
+    names = [app["name"] for app in json.loads(nagara("apps", "--json").stdout)]
+    assert names == ["smol", "bad"]
+
+    log = nagara("logs", "smol")
+    assert "GET /health" in log.stdout
+    assert "log of smol-" in log.stderr
+    assert "boom [1]" in nagara("logs", "bad").stdout
+
+    shown = nagara("trace", "smol").stdout
+    assert "plain" in shown
+    assert "unaccounted" in shown
+    document = json.loads(nagara("trace", "smol", "--json").stdout)
+    replica = document["starts"][0]["replica"]
+    assert "plain" in nagara("trace", replica).stdout
+    assert "boom [1]" in nagara("trace", "bad").stdout
+
+    assert nagara("delete", "smol").exit_code == 0
+    assert node.live == {}
+    gone = nagara("delete", "smol")
+    assert gone.exit_code == 2
+    assert "no app 'smol' is deployed" in gone.stderr
+
+
+def test_a_wrong_file_is_refused_with_all_its_faults(
+    nagara: Command, node: FakeNode, tmp_path: Path
+) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text('[app.a]\nimage = "host"\nport = "x"\n')
+    result = nagara("deploy", str(file))
+    assert result.exit_code == 2
+    assert f"{file}: 2 problems" in result.stderr
+    assert "app.a.command: this key is required" in result.stderr
+    assert nagara("deploy", str(tmp_path / "none.toml")).exit_code == 2
+
+
+def test_a_model_that_is_not_there_is_refused_at_once(
+    nagara: Command, node: FakeNode, tmp_path: Path
+) -> None:
+    file = tmp_path / "apps.toml"
+    file.write_text('[app.a]\nimage = "host"\ncommand = ["x"]\nmodels = ["m"]\n')
+    result = nagara("deploy", str(file))
+    assert result.exit_code == 2
+    assert "there is no model 'm'" in result.stderr
+
+
+def test_following_prints_only_what_is_new() -> None:
+    assert news(b"", b"ab") == b"ab"
+    assert news(b"ab\n", b"ab\ncd\n") == b"cd\n"
+    assert news(b"x" * 9000 + b"1\n", b"x" * 5000 + b"1\n2\n") == b"2\n"
+    assert news(b"old\n", b"entirely other\n") == b"entirely other\n"

@@ -1,0 +1,167 @@
+"""App files: what is taken, what is refused and how that is said."""
+
+import json
+
+import pytest
+
+from nagara.contract.replica import ModelMount
+from nagara.control.app_document import from_document, to_document
+from nagara.control.appfile import LATER, parse_apps
+from nagara.control.errors import AppFileError
+
+SMOL = """
+[app.smol]
+image    = "host"
+models   = ["smollm2"]
+command  = ["nagara", "engine", "serve", "/models/smollm2", "--port", "${PORT}"]
+port     = 8123
+ready    = "/health"
+device   = "any"
+scale    = {min = 0, max = 4, buffer = 0, concurrency = 8, idle = "auto"}
+snapshot = true
+env      = {LOG_LEVEL = "info"}
+limits   = {cpu = 2, memory = "8GiB"}
+timeouts = {start = "10m", request = "90s", queue = "auto"}
+"""
+
+
+def problems(text: str) -> tuple[str, ...]:
+    with pytest.raises(AppFileError) as caught:
+        parse_apps(text, "app.toml")
+    assert str(caught.value).startswith("app.toml: ")
+    return caught.value.problems
+
+
+def one(keys: str) -> str:
+    return f'[app.a]\nimage = "host"\ncommand = ["x"]\n{keys}\n'
+
+
+def test_the_example_of_the_design_is_read() -> None:
+    (app,) = parse_apps(SMOL, "app.toml")
+    assert app.port == 8123
+    assert app.limits.memory_bytes == 8 * 2**30
+    assert app.limits.cpu == 2.0
+    assert app.timeouts.request_s == 90
+    assert app.timeouts.queue_s is None
+    assert app.scale.idle_s is None
+    assert app.env == (("LOG_LEVEL", "info"),)
+    spec = app.spec((ModelMount("smollm2", "d"),))
+    assert spec.definition == app.definition
+    assert spec.start_timeout_s == 600
+
+
+def test_an_app_survives_the_journey_through_json() -> None:
+    (app,) = parse_apps(SMOL, "app.toml")
+    assert from_document(json.loads(json.dumps(to_document(app)))) == app
+
+
+def test_only_what_makes_a_replica_changes_the_definition() -> None:
+    (app,) = parse_apps(SMOL, "f")
+    for old, new in (
+        ("max = 4", "max = 5"),
+        ("90s", "91s"),
+        ("concurrency = 8", "concurrency = 1"),
+    ):
+        assert parse_apps(SMOL.replace(old, new), "f")[0].definition == app.definition
+    for old, new in (("8123", "8124"), ('"info"', '"debug"'), ("8GiB", "9GiB"), ("smol]", "b]")):
+        assert parse_apps(SMOL.replace(old, new), "f")[0].definition != app.definition
+
+
+@pytest.mark.parametrize("key", sorted(LATER["app.*"]))
+def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
+    assert problems(one(f"{key} = 1")) == (f"app.a.{key}: not supported yet",)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ('limits = {disk = "1GiB"}', "app.a.limits.disk: not supported yet"),
+        ("scale = {buffer = 1}", "app.a.scale.buffer: buffers above 0 are not supported yet"),
+        ('device = {type = ["h100"]}', "app.a.device: choosing a device is not supported yet"),
+        ('zzz = "1s"', "app.a.zzz: unknown key; allowed: command, device"),
+        ("scale = {mx = 1}", "app.a.scale.mx: unknown key; nearest: max"),
+        ("scale = {min = 3, max = 2}", "app.a.scale: min = 3 is above max = 2"),
+        ("scale = {max = 0}", "app.a.scale.max: input should be greater than or equal to 1"),
+        ("scale = {max = 1.0}", "app.a.scale.max: input should be a valid integer"),
+        ("port = 70000", "app.a.port: input should be less than or equal to 65535"),
+        ('scale = {idle = "5"}', "app.a.scale.idle: '5' is not a duration"),
+        ('timeouts = {start = "0s"}', "app.a.timeouts.start: a duration must be above zero"),
+        ("snapshot = 1", "app.a.snapshot: must be true, false or"),
+        ("snapshot = {canary = {pth = 1}}", "app.a.snapshot.canary.path: this key is required"),
+        ('env = {"A=B" = "1"}', "app.a: env: 'A=B' is not a name"),
+        ("env = {A = 1}", "app.a.env.A: input should be a valid string"),
+        ('ready = "health"', "app.a.ready: a path begins with"),
+        ('ready = "/a b"', "app.a.ready: a path begins with"),
+        ('models = ["../x"]', "app.a.models.0: '../x' is not a model name"),
+    ],
+)
+def test_a_fault_is_said_with_its_key(keys: str, said: str) -> None:
+    assert any(problem.startswith(said) for problem in problems(one(keys))), problems(one(keys))
+
+
+@pytest.mark.parametrize("image", ["venv:.venv", "oci:x", "registry:h/n:1", "dir:/x"])
+def test_other_images_come_later(image: str) -> None:
+    (problem,) = problems(one("").replace('"host"', f'"{image}"'))
+    assert "not supported yet" in problem
+    assert 'the one allowed value is "host"' in problem
+
+
+def test_all_faults_of_a_file_are_shown_at_once() -> None:
+    found = problems('x = 1\n[app.A]\nimage = "hots"\n[app.b]\nport = 0\nsecrets = []\n')
+    assert [problem.partition(":")[0] for problem in found] == [
+        "x", "app.A", "app.A.image", "app.A.command",
+        "app.b.image", "app.b.command", "app.b.port", "app.b.secrets",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["v1", "api", "healthz", "a_b", "a" * 41, "-a"])
+def test_names_that_cannot_be_a_path_or_host_are_refused(name: str) -> None:
+    assert problems(one("").replace("app.a", f'app."{name}"'))
+
+
+@pytest.mark.parametrize("text", ["", "[app]\n", "app = 3\n", "[app\n", "app = [1]\n"])
+def test_files_without_an_app_are_refused(text: str) -> None:
+    assert problems(text)
+
+
+def canary(command: str, keys: str = "") -> tuple[str, object, bool]:
+    text = one(keys).replace('["x"]', command)
+    found = parse_apps(text, "f")[0].canary
+    return found.path, None if found.body is None else json.loads(found.body), found.is_openai
+
+
+def test_a_known_openai_server_gets_a_greedy_completion_as_canary() -> None:
+    path, body, is_openai = canary('["/usr/bin/nagara", "engine", "serve", "/models/m"]')
+    assert (path, is_openai) == ("/v1/completions", True)
+    assert isinstance(body, dict)
+    assert (body["temperature"], body["max_tokens"]) == (0, 4)
+    assert body["model"] == "m"
+
+
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [
+        ('["vllm", "serve", "/models/m"]', "/models/m"),
+        ('["vllm", "serve", "/models/m", "--served-model-name", "n"]', "n"),
+        ('["python3", "-m", "vllm.entrypoints.openai.api_server", "--model=q"]', "q"),
+        ('["python", "-m", "sglang.launch_server", "--model-path", "q"]', "q"),
+    ],
+)
+def test_servers_that_insist_on_a_model_are_named_one(command: str, model: str) -> None:
+    _, body, is_openai = canary(command)
+    assert is_openai
+    assert isinstance(body, dict)
+    assert body["model"] == model
+
+
+def test_other_servers_are_asked_their_readiness_path() -> None:
+    assert canary('["./serve"]', 'ready = "/up"') == ("/up", None, False)
+
+
+def test_a_chosen_canary_must_be_greedy() -> None:
+    keys = 'snapshot = {canary = {path = "/v1/completions", body = {prompt = "x"%s}}}'
+    (problem,) = problems(one(keys % ""))
+    assert "set temperature = 0" in problem
+    assert canary('["x"]', keys % ", temperature = 0") == (
+        "/v1/completions", {"prompt": "x", "temperature": 0}, True,
+    )  # fmt: skip

@@ -1,0 +1,49 @@
+"""The documentation and the code name the same keys, routes and refusals."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nagara.control.api import Api
+from nagara.control.appfile import _TABLES, parse_apps
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "apps.md").read_text()
+
+
+def test_the_example_can_be_deployed() -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert [app.name for app in parse_apps(example, "docs/apps.md")] == ["smol"]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.toml")), ids=lambda p: p.name)
+def test_the_example_files_can_be_deployed(file: Path) -> None:
+    assert parse_apps(file.read_text(), file.name)
+
+
+def test_every_key_is_documented() -> None:
+    for table, model in _TABLES.items():
+        for key in model.model_fields:
+            if key in ("buffer", "scale", "limits", "timeouts"):
+                continue  # a table, or a key with no choice yet
+            name = key if table in ("app.*", "canary", "snapshot") else f"{table}.{key}"
+            assert re.search(rf"\b{re.escape(name)}\b", PAGE), name
+
+
+def test_every_route_of_the_api_is_documented() -> None:
+    none: object = None
+    api = Api(none, none, none, none)  # type: ignore[arg-type]
+    for _, pattern, _ in api._routes:
+        path = re.sub(r"\(\?P<(\w+)>[^)]*\)", lambda match: match[1].upper(), pattern.pattern)
+        path = path.replace("/NAME", "/APP")
+        assert path in PAGE, path
+
+
+def test_every_refusal_is_documented() -> None:
+    codes = set()
+    for file in (ROOT / "src" / "nagara" / "control").glob("*.py"):
+        codes |= set(re.findall(r'code="(\w+)"', file.read_text()))
+    rare = {"bad_request", "too_large", "method_not_allowed", "websocket_refused",
+            "unreachable", "stopping"}  # fmt: skip
+    assert {code for code in codes - rare if f"`{code}`" not in PAGE} == set()

@@ -1,0 +1,194 @@
+"""Tiny random models made on the spot: real folders, real tokenizers, answers in milliseconds."""
+
+import logging
+import os
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from nagara.engine.engine import Engine, EngineSettings, TokenEvent
+from nagara.engine.request import FinishReason, SamplingParams
+
+VOCAB = 400
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog",
+    "while one step is computed the next one is prepared",
+    "ながら means while doing, 同時に does too: žluťoučký kůň 🐎",
+]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+
+
+def family_config(family: str) -> transformers.PretrainedConfig:
+    """The configuration of a tiny model of each supported family."""
+    if family == "llama":
+        return transformers.LlamaConfig(**COMMON, tie_word_embeddings=True)
+    if family == "llama3-rope":
+        rope = {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+        return transformers.LlamaConfig(**COMMON, rope_parameters=rope, attention_bias=True)
+    if family == "mistral":
+        return transformers.MistralConfig(**COMMON, sliding_window=24)
+    if family == "qwen2":
+        return transformers.Qwen2Config(**COMMON)
+    if family == "qwen3":
+        return transformers.Qwen3Config(**COMMON, head_dim=32)
+    if family == "gemma":
+        return transformers.GemmaConfig(**COMMON, head_dim=16)
+    raise ValueError(family)
+
+
+def write_tokenizer(folder: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=["<unk>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS * 4, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        '{"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}'
+    )
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder per family, made once."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    made: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in made:
+            folder = tmp_path_factory.mktemp(family)
+            torch.manual_seed(7)
+            config = family_config(family)
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            with torch.no_grad():
+                for name, weight in model.named_parameters():
+                    # Wide weights make answers vary; random biases and norms show where one is lost
+                    spread = 0.3 if weight.ndim > 1 or name.endswith("bias") else 0.2
+                    offset = 0.0 if weight.ndim > 1 or name.endswith("bias") else 1.0
+                    weight.copy_(torch.randn_like(weight) * spread + offset)
+            model.save_pretrained(folder)
+            write_tokenizer(folder)
+            made[family] = folder
+        return made[family]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny(make_model: Callable[[str], Path]) -> Path:
+    return make_model("llama")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    folder = os.environ.get("NAGARA_TEST_MODEL")
+    if not folder:
+        pytest.skip("NAGARA_TEST_MODEL does not name the folder of SmolLM2")
+    return Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    logging.getLogger("nagara.engine").setLevel(logging.WARNING)
+
+
+@dataclass
+class Heard:
+    """What one request's receiver was told."""
+
+    key: int
+    events: "queue.SimpleQueue[TokenEvent]"
+    tokens: list[int] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+    def next(self) -> TokenEvent:
+        event = self.events.get(timeout=60)
+        if event.error is not None:
+            raise event.error
+        if event.token_id is not None:
+            self.tokens.append(event.token_id)
+        self.reason = event.finish_reason
+        return event
+
+    def all(self) -> list[int]:
+        while self.reason is None:
+            self.next()
+        return self.tokens
+
+
+def _ask(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Heard:
+    events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+    return Heard(engine.submit(prompt, params, events.put), events)
+
+
+def _reference(folder: Path, prompt: Sequence[int], new: int) -> list[int]:
+    """What transformers generates greedily in float32, end tokens ignored."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    ids = torch.tensor([list(prompt)])
+    made = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False
+    )
+    return made[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="session")
+def ask() -> Callable[..., Heard]:
+    return _ask
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[..., list[int]]:
+    return _reference
+
+
+@pytest.fixture
+def start_engine() -> Iterator[Callable[..., Engine]]:
+    """Starts engines in float32 and ends them after the test."""
+    started: list[Engine] = []
+
+    def start(folder: Path, **settings: object) -> Engine:
+        engine = Engine(folder, EngineSettings(**{"dtype": "float32", **settings}))
+        engine.start()
+        started.append(engine)
+        return engine
+
+    yield start
+    for engine in started:
+        assert engine.close(timeout_s=30)

@@ -1,0 +1,271 @@
+"""OpenAI's own client works against the server; what it cannot do is refused in OpenAI's shape."""
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import asynccontextmanager
+
+import openai
+import pytest
+from aiohttp import ClientSession, test_utils
+
+from nagara.engine.engine import EngineSettings
+from nagara.engine.server import ModelServer, ServeSettings
+
+
+@asynccontextmanager
+async def serving(folder, *, load=True, **engine):
+    settings = ServeSettings(
+        folder, 0, model_name="tiny", engine=EngineSettings(dtype="float32", **engine)
+    )
+    server = ModelServer(settings)
+    http = test_utils.TestServer(server.application(), handler_cancellation=True)
+    await http.start_server()
+    try:
+        if load:
+            await server.load()
+        yield server, str(http.make_url("/")).rstrip("/")
+    finally:
+        await asyncio.to_thread(server.close)
+        await http.close()
+
+
+@asynccontextmanager
+async def client_of(folder, **engine):
+    async with (
+        serving(folder, **engine) as (_, url),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+HELLO = [{"role": "user", "content": "the quick brown fox"}]
+
+
+async def test_chat_whole_and_streamed_give_the_same_text(tiny):
+    async with client_of(tiny) as client:
+        asked = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 30}
+        whole = await client.chat.completions.create(**asked)
+        stream = await client.chat.completions.create(
+            **asked, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].usage == whole.usage
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+
+
+async def test_completions_of_several_prompts_and_choices_keep_their_order(tiny):
+    async with client_of(tiny) as client:
+        asked = {"model": "tiny", "prompt": ["the quick", "lazy"], "n": 2, "seed": 5}
+        both = await client.completions.create(**asked, max_tokens=12)
+        again = await client.completions.create(**asked, max_tokens=12)
+        alone = await client.completions.create(
+            model="tiny", prompt="lazy", seed=5, n=1, max_tokens=12
+        )
+        stream = await client.completions.create(**asked, max_tokens=12, stream=True)
+        texts = ["", "", "", ""]
+        async for chunk in stream:
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert [c.index for c in both.choices] == [0, 1, 2, 3]
+    assert [c.text for c in both.choices] == [c.text for c in again.choices] == texts
+    assert both.choices[2].text == alone.choices[0].text
+    assert both.choices[0].text != both.choices[1].text
+
+
+async def test_token_ids_and_their_text_are_the_same_prompt(tiny):
+    async with client_of(tiny) as client:
+        from nagara.engine.tokenizer import Tokenizer
+
+        ids = Tokenizer(tiny).encode("the lazy dog")
+        asked = {"model": "tiny", "temperature": 0, "max_tokens": 10}
+        by_ids = await client.completions.create(prompt=ids, **asked)
+        by_text = await client.completions.create(prompt="the lazy dog", **asked)
+    assert by_ids.choices[0].text == by_text.choices[0].text
+
+
+async def test_logprobs_come_in_both_shapes(tiny):
+    async with client_of(tiny) as client:
+        asked = {"model": "tiny", "temperature": 0, "max_tokens": 4}
+        chat = await client.chat.completions.create(
+            messages=HELLO, logprobs=True, top_logprobs=3, **asked
+        )
+        plain = await client.completions.create(prompt="the", logprobs=2, **asked)
+    content = chat.choices[0].logprobs.content
+    assert content
+    assert all(len(entry.top_logprobs) == 3 for entry in content)
+    assert all(entry.logprob == entry.top_logprobs[0].logprob for entry in content)
+    assert len(plain.choices[0].logprobs.tokens) == len(plain.choices[0].logprobs.token_logprobs)
+
+
+async def test_models_are_listed(tiny):
+    async with client_of(tiny) as client:
+        assert [model.id async for model in client.models.list()] == ["tiny"]
+        assert (await client.models.retrieve("tiny")).id == "tiny"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("other")
+
+
+GOOD = {"model": "tiny", "prompt": "the"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b"{", 400, None),
+        (b"[]", 400, None),
+        (b"\xff\xfe", 400, None),
+        (b"[" * 100_000, 400, None),
+        ({"prompt": "the"}, 400, "model"),
+        ({**GOOD, "model": "other"}, 404, "model"),
+        ({"model": "tiny"}, 400, "prompt"),
+        ({"model": "tiny", "prompt": ""}, 400, "prompt"),
+        ({"model": "tiny", "prompt": []}, 400, "prompt"),
+        ({"model": "tiny", "prompt": [[]]}, 400, "prompt"),
+        ({"model": "tiny", "prompt": [1, "a"]}, 400, "prompt"),
+        ({"model": "tiny", "prompt": [100000]}, 400, "prompt"),
+        ({"model": "tiny", "prompt": [-1]}, 400, "prompt"),
+        ({"model": "tiny", "prompt": "the " * 600}, 400, "max_tokens"),
+        ({**GOOD, "max_tokens": 0}, 400, "max_tokens"),
+        ({**GOOD, "max_tokens": 100000}, 400, "max_tokens"),
+        ({**GOOD, "max_tokens": "many"}, 400, "max_tokens"),
+        ({**GOOD, "max_tokens": True}, 400, "max_tokens"),
+        ({**GOOD, "temperature": -1}, 400, "temperature"),
+        ({**GOOD, "top_p": 0}, 400, "top_p"),
+        ({**GOOD, "n": 0}, 400, "n"),
+        ({**GOOD, "stop": [""]}, 400, "stop"),
+        ({**GOOD, "stop": 3}, 400, "stop"),
+        ({**GOOD, "seed": 0.5}, 400, "seed"),
+        ({**GOOD, "logit_bias": {"x": 1}}, 400, "logit_bias"),
+        ({**GOOD, "logprobs": 100}, 400, "logprobs"),
+        ({**GOOD, "echo": True}, 400, "echo"),
+        ({**GOOD, "best_of": 3}, 400, "best_of"),
+        ({**GOOD, "surprise": 1}, 400, "surprise"),
+        ({**GOOD, "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+async def test_a_bad_request_is_refused_with_its_parameter_named(served, body, status, param):
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with ClientSession() as http, http.post(f"{served}/v1/completions", data=raw) as answer:
+        assert answer.status == status
+        error = (await answer.json())["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert error["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": HELLO, "audio": {}}, "audio"),
+    ],
+)
+async def test_a_bad_chat_is_refused_with_its_parameter_named(served, more, param):
+    async with ClientSession() as http:
+        body = {"model": "tiny", **more}
+        async with http.post(f"{served}/v1/chat/completions", json=body) as answer:
+            assert answer.status == 400
+            assert (await answer.json())["error"]["param"] == param
+
+
+@pytest.fixture
+async def served(tiny):
+    async with serving(tiny) as (_, url):
+        yield url
+
+
+async def test_a_body_of_ten_megabytes_is_refused(served):
+    async with ClientSession() as http:
+        data = io.BytesIO(b'{"prompt": "' + b"x" * 10_000_000)
+        async with http.post(f"{served}/v1/completions", data=data) as answer:
+            assert answer.status == 413
+            assert (await answer.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_null_counts_as_not_given_and_neutral_values_pass(served):
+    body = {**GOOD, "stop": None, "echo": False, "logit_bias": None, "user": "me", "best_of": 1}
+    async with ClientSession() as http, http.post(f"{served}/v1/completions", json=body) as answer:
+        assert answer.status == 200
+
+
+async def test_before_a_first_token_everything_answers_503(tiny):
+    async with serving(tiny, load=False) as (server, url), ClientSession() as http:
+        for path in ("/health", "/v1/models"):
+            async with http.get(url + path) as answer:
+                assert answer.status == 503
+                assert (await answer.json())["error"]["code"] == "loading"
+        await server.load()
+        async with http.get(f"{url}/health") as answer:
+            assert answer.status == 200
+
+
+async def test_a_client_that_goes_away_ends_its_request(tiny):
+    async with serving(tiny, max_concurrency=1) as (_, url), ClientSession() as http:
+        body = {"model": "tiny", "prompt": "the", "max_tokens": 500, "ignore_eos": True}
+        for stream in (True, False):
+            asked = http.post(f"{url}/v1/completions", json={**body, "stream": stream})
+            if stream:
+                async with asked as answer:
+                    await answer.content.readline()
+            else:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(asked, 0.05)
+            # The only place is free again: another request is answered before 500 tokens are made
+            short = {"model": "tiny", "prompt": "the", "max_tokens": 1}
+            async with http.post(f"{url}/v1/completions", json=short) as answer:
+                assert answer.status == 200
+
+
+@pytest.fixture
+def process(tiny):
+    """The server as a process of its own: (url, process)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", "from nagara.cli.engine import engine; engine()"]
+    running = subprocess.Popen(
+        [*command, "serve", str(tiny), "--port", str(port), "--served-model-name", "tiny"],
+        env={**os.environ, "PYTHONWARNINGS": "default"},
+        stderr=subprocess.PIPE,
+    )
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            break
+        except (urllib.error.URLError, ConnectionError):
+            assert running.poll() is None
+            time.sleep(0.1)
+    yield url, running
+    if running.poll() is None:
+        running.kill()
+    running.communicate()
+
+
+def test_sigterm_ends_the_process_though_it_is_answering(process):
+    url, running = process
+    body = {"model": "tiny", "prompt": "the", "max_tokens": 500, "stream": True, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.readline()
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=20) == 0

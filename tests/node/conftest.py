@@ -1,0 +1,225 @@
+"""Nodes on state folders of their own, and the proof that nothing of them is left."""
+
+import asyncio
+import itertools
+import json
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from nagara.contract.replica import (
+    Canary,
+    CaptureOrder,
+    CaptureReport,
+    Lease,
+    ReplicaSpec,
+    StartOrder,
+    StartReport,
+)
+from nagara.image.mounts import unmount_tree
+from nagara.node.build import _process_node, build_node
+from nagara.node.leftovers import owned_by
+from nagara.node.local_node import LocalNode
+from nagara.node.logs import ReplicaLogs
+from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
+from nagara.sandbox.keeper_client import KeeperClient
+from nagara.sandbox.leftovers import kill_tools_in
+from nagara.sandbox.tools import Tools
+from nagara.snapshot.canary import Answer, ask
+
+if TYPE_CHECKING:
+    from nagara.contract.node import Node
+
+APP = (Path(__file__).parent.parent / "apps/obedient.py").read_text()
+
+
+class Yard:
+    """One state folder with a node on it, and short ways to give it orders."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.prefix = f"t{secrets.token_hex(4)}"
+        self._numbers = itertools.count(1)
+        self._node: LocalNode | None = None
+        self.through: Node | None = None  # orders go through this one, if set
+
+    @property
+    def node(self) -> LocalNode:
+        assert self._node is not None
+        return self._node
+
+    async def open(self) -> LocalNode:
+        """A node, as one process of the agent would make it."""
+        self._node = build_node(self.state)
+        await self._node.open()
+        return self._node
+
+    async def open_process_node(self) -> LocalNode:
+        """A node as an ordinary user's agent would make it, also where the tests run as root."""
+        node = self.state / "node"
+        node.mkdir(exist_ok=True)
+        keeper = KeeperClient(node / "keeper.sock")
+        logs = ReplicaLogs(node / "logs")
+        self._node = _process_node(node, self.state / "models", keeper, logs, ("root: a test",))
+        await self._node.open()
+        return self._node
+
+    async def close(self, *, stop_replicas: bool = True) -> None:
+        if self._node:
+            node, self._node = self._node, None
+            await node.close(stop_replicas=stop_replicas)
+
+    def name(self) -> str:
+        return f"{self.prefix}-{next(self._numbers)}"
+
+    def spec(self, **changes: Any) -> ReplicaSpec:
+        """The obedient app; `env` adds to its settings."""
+        env = {"LISTEN": "${PORT}", **changes.pop("env", {})}
+        spec = ReplicaSpec(
+            tenant="default",
+            app="obedient",
+            definition="d1",
+            image="host",
+            command=("python", "-S", "-c", APP) if "HOOKS" not in env else ("python", "-c", APP),
+            port=8000,
+            ready_path="/",
+            canary=Canary("/canary"),
+            env=tuple(env.items()),
+            start_timeout_s=30.0,
+        )
+        return replace(spec, **changes)
+
+    async def start(self, spec: ReplicaSpec | None = None, name: str | None = None) -> StartReport:
+        order = StartOrder(name or self.name(), Lease("slot", 1), spec or self.spec())
+        return await (self.through or self.node).start(order)
+
+    async def capture(
+        self, spec: ReplicaSpec | None = None, name: str | None = None
+    ) -> CaptureReport:
+        order = CaptureOrder(name or self.name(), Lease("slot", 1), spec or self.spec())
+        return await (self.through or self.node).capture(order)
+
+    async def stop(self, *replicas: str) -> None:
+        await asyncio.gather(
+            *((self.through or self.node).stop(replica, grace_s=0) for replica in replicas)
+        )
+
+    async def ask(self, replica: str, path: str = "/", body: str | None = None) -> Answer:
+        dialled = await (self.through or self.node).dial(replica)
+        dialled.setblocking(True)
+        return await asyncio.to_thread(ask, dialled, path, body, timeout_s=20)
+
+    async def tell(self, replica: str, code: str) -> Any:
+        """Executes code in the replica's app; gives back what it leaves in `answer`."""
+        answer = await self.ask(replica, "/", json.dumps(code))
+        assert answer.status == 200, answer.body.decode()
+        return json.loads(answer.body)
+
+    def leftovers(self) -> list[str]:
+        """What is still on the machine of this state folder, or of replicas named here.
+
+        While the node is open its frozen layers are not counted.
+        """
+        owned = owned_by(self.state)
+        if self._node:
+            layers = str(self.state.resolve() / "node/layers")
+            owned = [o for o in owned if o.kind != "layer folder" and not o.name.startswith(layers)]
+        found = [f"{thing.kind} {thing.name}" for thing in owned]
+        groups = Path("/sys/fs/cgroup").glob(f"**/nagara/*{self.prefix}-*")
+        found += [f"control group {path}" for path in groups if path.is_dir()]
+        found += [f"process {pid}" for pid in processes_naming(self.prefix)]
+        return sorted(set(found))
+
+    def force_away(self) -> None:
+        """The last resort, so that a failed test leaves the machine to others."""
+        for pid in processes_naming(f"{self.state}/node/keeper.sock", of_keeper=True):
+            os.kill(pid, signal.SIGKILL)
+        kill_tools_in(self.state)
+        for path in list(Path("/sys/fs/cgroup").glob(f"**/nagara/*{self.prefix}-*")):
+            thaw_cgroup(path.name)
+            kill_cgroup(path.name)
+            remove_cgroup(path.name)
+        for pid in processes_naming(self.prefix):
+            os.kill(pid, signal.SIGKILL)
+        unmount_tree(self.state)
+
+
+def processes_naming(text: str, *, of_keeper: bool = False) -> list[int]:
+    """Processes with `text` in the environment they were started with (or, the keeper, in its
+    arguments): replicas are given their name."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                held = (entry / ("cmdline" if of_keeper else "environ")).read_bytes()
+            except OSError:
+                continue
+            wanted = text if of_keeper else f"NAGARA_REPLICA={text}-"
+            if wanted.encode() in held:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture(scope="session")
+def make_yard(
+    tmp_path_factory: pytest.TempPathFactory, state_dir: Path
+) -> Iterator[Callable[..., Yard]]:
+    """Makes state folders; `with_tools` where the node is to find runc and CRIU."""
+    folders: list[Path] = []
+
+    def make(*, with_tools: bool = True) -> Yard:
+        state = tmp_path_factory.mktemp("state")
+        if with_tools and (state_dir / "tools").is_dir():
+            (state / "tools").symlink_to((state_dir / "tools").resolve())
+        folders.append(state)
+        return Yard(state)
+
+    yield make
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def taken_down(yard: Yard) -> None:
+    """Closes the yard and fails the test that has left something behind."""
+    try:
+        async with asyncio.timeout(60):
+            await yard.close()
+        left = yard.leftovers()
+        assert left == [], f"left behind: {left}"
+        for _ in range(200):  # it answers a moment before it ends
+            if not processes_naming(f"{yard.state}/node/keeper.sock", of_keeper=True):
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("a keeper is left")
+    finally:
+        yard.force_away()
+
+
+@pytest.fixture
+async def yard(make_yard: Callable[..., Yard], tools: Tools) -> AsyncIterator[Yard]:
+    """A node with containers and snapshots, for one test."""
+    yard = make_yard()
+    try:
+        await yard.open()
+        yield yard
+    finally:
+        await taken_down(yard)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(make_yard: Callable[..., Yard], tools: Tools) -> AsyncIterator[Yard]:
+    """A node with containers and snapshots, for the tests of one module."""
+    yard = make_yard()
+    try:
+        await yard.open()
+        yield yard
+    finally:
+        await taken_down(yard)

@@ -1,0 +1,212 @@
+"""Restores that fail, for every reason, end in the plain start with that reason."""
+
+import asyncio
+import dataclasses
+import json
+import os
+
+import pytest
+import pytest_asyncio
+
+from nagara.contract.replica import StartKind
+from nagara.snapshot.facts import read_host_facts
+
+pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+
+
+class App:
+    """One app with a snapshot, and the files of that snapshot."""
+
+    def __init__(self, yard, spec):
+        self.yard, self.spec = yard, spec
+
+    @property
+    def folder(self):
+        (folder,) = (self.yard.state / "snapshots" / self.spec.tenant / self.spec.app).glob("*/*")
+        return folder
+
+    async def start(self):
+        """How a replica came to be; it is stopped again."""
+        report = await self.yard.start(self.spec)
+        answer = await self.yard.ask(report.replica)
+        assert answer.body == b"ready"
+        await self.yard.stop(report.replica)
+        assert self.yard.leftovers() == []
+        return report
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def app(shared, request):
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[-60:]
+    spec = shared.spec(app="a" + name.strip("-"), env={"FIRST": "import os; os.mkdir('/srv/made')"})
+    report = await shared.capture(spec)
+    assert report.reason is None
+    yield App(shared, spec)
+    await shared.node.forget_app(spec.tenant, spec.app)
+
+
+async def test_a_wrong_canary_answer_is_a_plain_start_and_twice_is_quarantine(app):
+    metadata = app.folder / "snapshot.json"
+    record = json.loads(metadata.read_text())
+    metadata.write_text(json.dumps(record | {"canary_answer": "200 another song"}))
+    first, second, third = [await app.start() for _ in range(3)]
+    assert [report.kind for report in (first, second, third)] == [StartKind.PLAIN] * 3
+    assert "the canary answered '200 the canary sings'" in first.fallback
+    assert "another song" in second.fallback
+    assert third.fallback == "its snapshot is in quarantine"
+    assert not any(report.capture_wanted for report in (first, second, third))
+    assert (app.folder / "bad").stat().st_mode & 0o777 == 0o600
+
+
+async def test_memory_that_was_changed_is_noticed_by_the_canary(shared):
+    """Readiness alone would pass: the server answers, with what is not its own any more."""
+    spec = shared.spec(app="forged", env={"CANARY": "MARK-" + "m" * 40})
+    assert (await shared.capture(spec)).reason is None
+    forged = App(shared, spec)
+    # The file is what was "captured": its digest is made to fit, so that only the canary can tell.
+    import hashlib
+
+    changed = {}
+    for path in (forged.folder / "memory").glob("pages-*.img"):
+        content = path.read_bytes()
+        if b"MARK-" + b"m" * 40 in content:
+            content = content.replace(b"MARK-" + b"m" * 40, b"MARK-" + b"M" * 40)
+            path.write_bytes(content)
+            changed[f"memory/{path.name}"] = [len(content), hashlib.sha256(content).hexdigest()]
+    assert changed
+    metadata = forged.folder / "snapshot.json"
+    record = json.loads(metadata.read_text())
+    record["files"] |= changed
+    metadata.write_text(json.dumps(record))
+    report = await forged.start()
+    assert report.kind is StartKind.PLAIN
+    assert "MMMM" in report.fallback
+
+
+@pytest.mark.parametrize("which", ["pages", "core", "layer"])
+async def test_a_flipped_byte_is_never_restored(app, which):
+    (path, *_) = (
+        [app.folder / "layer.erofs"]
+        if which == "layer"
+        else sorted((app.folder / "memory").glob(f"{which}-*.img"))
+    )
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0x10
+    path.write_bytes(content)
+    report = await app.start()
+    assert report.kind is StartKind.PLAIN
+    assert "does not have the content it was captured with" in report.fallback
+
+
+async def test_a_missing_memory_file_is_a_plain_start(app):
+    next((app.folder / "memory").glob("pages-*.img")).unlink()
+    report = await app.start()
+    assert report.kind is StartKind.PLAIN
+    assert "is incomplete" in report.fallback
+
+
+async def test_damaged_metadata_is_as_if_there_were_no_snapshot(app):
+    (app.folder / "snapshot.json").write_text('{"format": 1')
+    report = await app.start()
+    assert (report.kind, report.fallback) == (StartKind.PLAIN, "there is no snapshot yet")
+    assert report.capture_wanted
+
+
+async def test_what_the_tool_itself_refuses_counts_against_the_snapshot(app):
+    """Its files are made to fit their digests, so that only the restore itself can fail."""
+    import hashlib
+
+    metadata = app.folder / "snapshot.json"
+    record = json.loads(metadata.read_text())
+    path = app.folder / "memory/inventory.img"
+    path.write_bytes(b"nothing of the kind")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    record["files"]["memory/inventory.img"] = [path.stat().st_size, digest]
+    metadata.write_text(json.dumps(record))
+    first, second = [await app.start() for _ in range(2)]
+    assert (first.kind, second.kind) == (StartKind.PLAIN, StartKind.PLAIN)
+    assert "Magic" in first.fallback or "inventory" in first.fallback
+    assert (await app.start()).fallback == "its snapshot is in quarantine"
+
+
+async def test_a_changed_file_of_the_machine_is_a_plain_start_and_a_new_capture(app, tmp_path):
+    metadata = app.folder / "snapshot.json"
+    record = json.loads(metadata.read_text())
+    library = tmp_path / "library.so"
+    library.write_bytes(b"code")
+    state = library.stat()
+    mark = {"path": str(library), "size_bytes": 4, "modified_ns": state.st_mtime_ns}
+    metadata.write_text(json.dumps(record | {"host_files": [*record["host_files"], mark]}))
+    assert (await app.start()).kind is StartKind.RESTORED
+    os.utime(library, ns=(0, state.st_mtime_ns + 1))
+    report = await app.start()
+    assert report.kind is StartKind.PLAIN
+    assert report.fallback == f"{library} has changed since the snapshot was made"
+    assert report.capture_wanted
+    assert (await app.yard.capture(app.spec)).reason is None
+    assert (await app.start()).kind is StartKind.RESTORED
+
+
+@pytest.mark.parametrize(
+    ("lack", "words"),
+    [
+        ({"cpu_flags": frozenset({"fpu"})}, "this CPU lacks"),
+        ({"signal_frame_bytes": 1}, "extended registers"),
+        ({"cache_line_bytes": 1}, "cache lines"),
+    ],
+    ids=["flags", "registers", "cache line"],
+)
+async def test_on_a_host_of_another_class_no_variant_fits(app, lack, words, monkeypatch):
+    snapshots = app.yard.node._snapshots
+    forged = dataclasses.replace(snapshots._facts, **lack)
+    monkeypatch.setattr(snapshots, "_facts", forged)
+    report = await app.start()
+    assert report.kind is StartKind.PLAIN
+    assert report.fallback.startswith("no variant fits: ")
+    assert words in report.fallback
+    assert report.capture_wanted
+
+
+@pytest.mark.parametrize("part", ["kernel_class", "tools"])
+async def test_another_kernel_or_tool_has_another_key(app, part, monkeypatch):
+    snapshots = app.yard.node._snapshots
+    other = ("runc 9",) if part == "tools" else "9.9"
+    monkeypatch.setattr(snapshots, "_facts", dataclasses.replace(snapshots._facts, **{part: other}))
+    report = await app.start()
+    assert (report.kind, report.fallback) == (StartKind.PLAIN, "there is no snapshot yet")
+
+
+async def test_facts_of_the_machine_are_those_the_node_uses(shared):
+    facts = shared.node._snapshots._facts
+    assert facts == read_host_facts(facts.tools)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
+async def test_a_restore_cancelled_at_any_moment_leaves_nothing(shared, after_s):
+    spec = shared.spec(app="cancelled-restore", env={"FIRST": "hoard = b'x' * (100 << 20)"})
+    if not (shared.state / "snapshots/default/cancelled-restore").exists():
+        assert (await shared.capture(spec)).reason is None
+    starting = asyncio.ensure_future(shared.start(spec))
+    await asyncio.sleep(after_s)
+    starting.cancel()
+    await asyncio.wait([starting])
+    if not starting.cancelled():  # it was faster
+        await shared.stop(starting.result().replica)
+    assert shared.leftovers() == []
+    assert await shared.node.replicas() == ()
+
+
+async def test_a_snapshot_is_good_again_after_one_failure_and_one_success(app, monkeypatch):
+    snapshots = app.yard.node._snapshots
+    kept = snapshots.check_answer
+
+    async def fails(*arguments):
+        from nagara.snapshot.errors import BadSnapshotError
+
+        raise BadSnapshotError("once")
+
+    for _ in range(2):
+        monkeypatch.setattr(snapshots, "check_answer", fails)
+        assert (await app.start()).kind is StartKind.PLAIN
+        monkeypatch.setattr(snapshots, "check_answer", kept)
+        assert (await app.start()).kind is StartKind.RESTORED

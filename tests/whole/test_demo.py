@@ -1,0 +1,57 @@
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nagara.image.models import ModelFolder
+from nagara.node.leftovers import owned_by
+
+
+def demo(*prefix: str, state: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*prefix, sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "demo"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=170,
+        env={**os.environ, "COLUMNS": "200"},
+        check=False,
+    )
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_the_demo_answers_the_same_from_a_snapshot(
+    smollm2: ModelFolder, tools: object, state_dir: Path, tmp_path: Path
+) -> None:
+    for shared in ("models", "tools"):
+        (tmp_path / shared).symlink_to((state_dir / shared).resolve())
+    done = demo(state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "both answers are equal" in done.stdout
+    assert "restored start" in done.stdout
+    assert "times faster" in done.stdout
+    assert done.stdout.count("Paris") == 2
+    assert "nagara up examples/smollm2.toml" in done.stdout
+    assert owned_by(tmp_path) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"models", "tools"}
+
+
+@pytest.mark.slow
+def test_the_demo_runs_without_root_and_says_what_is_missing(
+    smollm2: ModelFolder, tmp_path: Path
+) -> None:
+    (tmp_path / "models").symlink_to(smollm2.path.parent.resolve())
+    # An unmapped user namespace: every check of being root answers no, files stay readable.
+    prefix = ["unshare", "--user"] if os.geteuid() == 0 and shutil.which("unshare") else []
+    if os.geteuid() == 0 and not prefix:
+        pytest.skip("needs unshare to give up root")
+    tmp_path.chmod(0o755)
+    done = demo(*prefix, state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "without root" in done.stdout
+    assert "both answers are equal" in done.stdout
+    assert "times faster" not in done.stdout
