@@ -16,9 +16,9 @@ def test_slots_of_several_devices_have_one_name() -> None:
 
 def test_an_old_epoch_is_refused_also_through_another_slot_of_the_same_device() -> None:
     fence = Fence()
-    assert fence.begin(renewal(4, 0.0, "m/0+1"), now_s=1.0)
+    assert fence.begin(renewal(4, 0.0, "m/0+1"), now_s=1.0) == ()
     assert not fence.admits("m/1", 3)
-    assert not fence.begin(renewal(3, 0.0, "m/1"), now_s=1.0)
+    assert fence.begin(renewal(3, 0.0, "m/1"), now_s=1.0) is None
     assert fence.admits("m/1", 4)
 
 
@@ -46,7 +46,19 @@ def test_a_renewal_that_was_held_up_prolongs_nothing() -> None:
 
 
 def test_a_start_whose_order_was_held_up_is_refused() -> None:
-    assert not Fence().begin(renewal(1, 0.0), now_s=TTL_S)
+    assert Fence().begin(renewal(1, 0.0), now_s=TTL_S) is None
+
+
+def test_a_start_that_is_late_is_not_followed_once_its_lease_was_ended() -> None:
+    fence = Fence()
+    fence.raise_to("m/0", 2)
+    assert fence.begin(renewal(1, 0.0), now_s=1.0) is None
+
+
+def test_a_start_names_what_must_be_ended_first() -> None:
+    fence = Fence()
+    fence.begin(renewal(1, 0.0, "m/0"), now_s=0.0)
+    assert fence.begin(renewal(2, 0.0, "m/0+1"), now_s=1.0) == ("m/0",)
 
 
 def test_an_ended_replica_needs_no_end() -> None:

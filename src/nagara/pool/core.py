@@ -13,6 +13,7 @@ All times are seconds of one clock that counts suspension and never jumps. Calle
 loop only.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from nagara.pool.machines import Machine, MachineTable, Saved, Writes
 from nagara.pool.states import IN_FLIGHT, MachineEvent, MachineState
 from nagara.pool.supply import Supply
 
+LEAST_BOOT_S, LATE_BOOT = 300.0, 4.0  # given up after so many times the typical lead
 ABSENCES = 2  # lists in a row: one that lacks a machine may be late or cut short
 
 _S, _E = MachineState, MachineEvent
@@ -228,26 +230,24 @@ class PoolCore:
         """No new leases; once empty, `then` happens (RELEASE, DIAGNOSE, CONDEMN, or RESUME)."""
         machine = self.table.named(name)
         if machine.state is _S.READY:
+            machine.after_drain = then
             self._move(machine, _E.DRAIN, now_s, reason)
-        elif machine.state is not _S.DRAINING:
-            # Checks what the table says of the order itself, so that a wrong one raises.
+        elif machine.state is _S.DRAINING:
+            machine.after_drain = then
+            self.table.touch(machine)
+            self._emptied(machine, now_s)
+        else:
+            # The table says whether the order can be followed at once.
             self._move(machine, then, now_s, reason)
-            return
-        machine.after_drain = then
-        self.table.touch(machine)
-        self._emptied(machine, now_s)
 
     def hold(self, name: str, reason: str, now_s: float) -> None:
         """A person's drain: it stays in the pool, empty, until resumed or its time is over."""
         machine = self.table.named(name)
         self._move(machine, _E.DRAIN, now_s, reason)
-        machine.after_drain = None
 
     def resume(self, name: str, now_s: float) -> None:
         """Back into use."""
-        machine = self.table.named(name)
-        self._move(machine, _E.RESUME, now_s)
-        machine.after_drain = None
+        self._move(self.table.named(name), _E.RESUME, now_s)
 
     def keep_out(self, name: str, *, is_kept_out: bool) -> None:
         """No new leases, without any other consequence."""
@@ -377,6 +377,11 @@ class PoolCore:
         """Deadlines, and slots whose unconfirmed leases are over. At least once a second or so."""
         for machine in self.table:
             deadline_s = machine.deadline_s()
+            if machine.state is _S.BOOTING:
+                expected_s = max(
+                    LEAST_BOOT_S, LATE_BOOT * self.leads.typical_s(machine.offering.id)
+                )
+                deadline_s = min(deadline_s or math.inf, machine.since_s + expected_s)
             if deadline_s is not None and now_s >= deadline_s:
                 self._overdue(machine, now_s)
         for machine, app in self.grants.expire(now_s):
@@ -388,8 +393,6 @@ class PoolCore:
             return  # a person's drain lasts as long as the person wants
         if machine.state in IN_FLIGHT:
             self.supply.failed_boot(machine.offering.id, f"too long {machine.state}", now_s)
-            if machine.state is not _S.REQUESTED:
-                self.leads.add(machine.offering.id, now_s - machine.requested_s)
         self._move(machine, _E.OVERDUE, now_s, f"too long {machine.state}")
 
     # -- inside ----------------------------------------------------------------------------
@@ -407,6 +410,8 @@ class PoolCore:
         finally:
             self.grants.file(machine)
         machine.absences = 0
+        if machine.state is not _S.DRAINING:
+            machine.after_drain = None
         if machine.state in (_S.RELEASING, _S.QUARANTINED, _S.GONE):
             self._drop_leases(machine, reason or str(event))
         self._act(machine, now_s)

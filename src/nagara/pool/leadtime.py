@@ -15,13 +15,13 @@ class LeadTimes:
     _seen: dict[str, deque[float]] = field(default_factory=dict)
 
     def add(self, offering: str, lead_s: float) -> None:
-        """A machine became ready, or was given up, after so long."""
+        """A machine became ready after so long."""
         self._seen.setdefault(offering, deque(maxlen=_REMEMBERED)).append(lead_s)
 
     def typical_s(self, offering: str) -> float:
-        """What nine of ten machines stay below."""
+        """What nine of ten machines stay below; of any offering if none of this has come yet."""
         seen = self._seen.get(offering)
-        return FIRST_GUESS_S if not seen else _quantile(seen)
+        return self.refill_s() if not seen else _quantile(seen)
 
     def refill_s(self) -> float:
         """What nine of ten machines of any offering stay below."""

@@ -56,17 +56,24 @@ class Fence:
         _, devices = split_slot(slot)
         return all(self._newest.get(device, 0) <= epoch for device in devices)
 
-    def begin(self, lease: Renewal, now_s: float) -> bool:
-        """A start under a lease. False: its epoch is old, or its time is over already."""
+    def begin(self, lease: Renewal, now_s: float) -> tuple[str, ...] | None:
+        """A start under a lease: what must be ended before it.
+
+        None: it must not be started; its epoch is old, or its time is over already.
+        """
         end_s = lease.mark_s + lease.ttl_s
         if not self.admits(lease.slot, lease.epoch) or end_s <= now_s:
-            return False
-        self.raise_to(lease.slot, lease.epoch)
+            return None
+        old = self.raise_to(lease.slot, lease.epoch)
         self._held[lease.slot] = _Held(lease.epoch, end_s)
-        return True
+        return old
 
     def raise_to(self, slot: str, epoch: int) -> tuple[str, ...]:
-        """Refuses epochs below `epoch` from now on; returns held slots that must be ended."""
+        """Refuses epochs below `epoch` from now on; returns held slots that must be ended.
+
+        With one more than a lease's epoch it ends that lease for good: a start that is still on
+        its way will not be followed. Only that confirms the end of a lease.
+        """
         _, devices = split_slot(slot)
         for device in devices:
             self._newest[device] = max(self._newest.get(device, 0), epoch)

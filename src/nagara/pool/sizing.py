@@ -17,6 +17,7 @@ from nagara.pool.states import IN_FLIGHT, MachineState
 
 PLAN_EVERY_S = 60.0
 _LEAST_SAFETY = 0.5  # of the buffer beyond the mean; kept whatever is expected to come back
+_UNPROVEN = 2  # machines on their way from an offering that has not brought one up lately
 _LATE = 2.0  # times the typical lead: such a machine is no longer counted on
 
 
@@ -24,7 +25,7 @@ _LATE = 2.0  # times the typical lead: such a machine is no longer counted on
 class Policy:
     """What the owner of the pool decides."""
 
-    service: float = 0.95  # share of refills through which the reserve shall hold
+    service: float = 0.97  # share of refills through which the reserve shall hold
     utilisation: float = 0.8  # highest planned share of devices in use, 0.65 to 0.80
     spread: float = 0.4  # share of a demand in one failure domain at no extra cost
     spare_machines: int = 1  # beside the buffer, for each type in use
@@ -140,6 +141,8 @@ def _offer(
     supply = core.supply.usable(offering, now_s) - waiting
     if late and late >= ready:
         supply = 0  # what was granted there does not come
+    elif not ready and not core.supply.is_proven(offering.id, now_s):
+        supply = min(supply, _UNPROVEN - coming - late)  # a grant alone proves nothing
     return Offer(
         id=offering.id,
         provider=offering.provider,

@@ -17,6 +17,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 1800.0
 MAX_LIMIT = 256.0
 _Z_LOW = 1.2816  # the 10 % quantile of a normal distribution
 _PRIOR_BOOTS = 4.0  # boots believed good before any was seen
+_PROVEN = 0.25  # of one boot, faded: about two half-lives
 _MIN_BOOT_SUCCESS = 0.05
 MAX_RECLAIM_LOSS = 0.9
 
@@ -111,6 +112,14 @@ class Supply:
         seen.fade(now_s)
         tried = seen.boots + seen.failed_boots + _PRIOR_BOOTS
         return max(_MIN_BOOT_SUCCESS, (seen.boots + _PRIOR_BOOTS) / tried)
+
+    def is_proven(self, offering: str, now_s: float) -> bool:
+        """Whether a machine of it has come up lately."""
+        seen = self._seen.get(offering)
+        if seen is None:
+            return False
+        seen.fade(now_s)
+        return seen.boots >= _PROVEN
 
     def effective_price_h(self, offering: Offering, lead_s: float, now_s: float) -> float:
         """List price per hour that is of use: machines that never come or are taken away cost."""

@@ -121,4 +121,3 @@ def outages(seed: int) -> Callable[[float], int]:
         return 10**6 if low % 2 == 0 else 0
 
     return stock
-
