@@ -116,7 +116,7 @@ def _plan(settings: Settings, file: Path | None) -> dict[str, list]:  # type: ig
         return dict(document)
     from nagara.pool.poolfile import plan_of_file, read_pool_file
 
-    return asyncio.run(plan_of_file(read_pool_file(file)))
+    return asyncio.run(plan_of_file(read_pool_file(file), settings.state))
 
 
 @pool.command()

@@ -359,11 +359,18 @@ class PoolCore:
             if wanted is _S.CHECKING:
                 self.supply.booted(offering, now_s)
                 self.leads.add(offering, now_s - machine.requested_s)
+            machine.is_kept_out, machine.diagnosis = False, CheckKind.MEDIUM
             self._move(machine, _E.PASSED, now_s)
         else:
             if wanted is _S.CHECKING:
                 self.supply.failed_boot(offering, failure, now_s)
             self._move(machine, _E.FAILED, now_s, failure)
+
+    def check_again(self, check: Check) -> None:
+        """The machine could not be asked: once more, until its deadline."""
+        wanted = _S.CHECKING if check.kind is CheckKind.BOOT else _S.DIAGNOSING
+        if self._still(check, wanted) is not None:
+            self._actions.append(check)
 
     def marked(self, name: str, mark_s: float, now_s: float) -> None:
         """The machine told its clock."""
@@ -430,7 +437,7 @@ class PoolCore:
         elif machine.state is _S.CHECKING:
             self._actions.append(Check(machine.name, machine.epoch, CheckKind.BOOT))
         elif machine.state is _S.DIAGNOSING:
-            self._actions.append(Check(machine.name, machine.epoch, CheckKind.MEDIUM))
+            self._actions.append(Check(machine.name, machine.epoch, machine.diagnosis))
         elif machine.state is _S.DRAINING:
             self._emptied(machine, now_s)
 

@@ -8,7 +8,7 @@ pool's loop only.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from nagara.contract.machine import NO_RESOURCES, Offering, Resources
+from nagara.contract.machine import NO_RESOURCES, CheckKind, Offering, Resources
 from nagara.pool.demandclass import ANY, DemandClass
 from nagara.pool.errors import StaleEpochError, UnknownMachineError
 from nagara.pool.lease import LeaseClock
@@ -40,6 +40,7 @@ class Machine:
     reason: str = ""
     address: str = ""
     after_drain: MachineEvent | None = None  # what follows once it is empty
+    diagnosis: CheckKind = CheckKind.MEDIUM  # how thoroughly, when it comes to that
     is_kept_out: bool = False  # healthy enough for its leases, not for new ones
     absences: int = 0  # lists in a row that lacked it
     requested_s: float = 0.0

@@ -17,6 +17,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 1800.0
 MAX_LIMIT = 256.0
 _Z_LOW = 1.2816  # the 10 % quantile of a normal distribution
 _PRIOR_BOOTS = 4.0  # boots believed good before any was seen
+_NEARLY = 0.25  # a limit that has faded for a moment is still that limit
 _PROVEN = 0.25  # of one boot, faded: about two half-lives
 _MIN_BOOT_SUCCESS = 0.05
 MAX_RECLAIM_LOSS = 0.9
@@ -102,7 +103,7 @@ class Supply:
         seen.fade(now_s)
         if now_s < seen.closed_until_s:
             return 0
-        return int(min(max(1, math.floor(seen.limit * _low_share(seen))), stock))
+        return int(min(max(1, math.floor(seen.limit * _low_share(seen) + _NEARLY)), stock))
 
     def boot_success(self, offering: str, now_s: float) -> float:
         """Share of granted machines that come up."""

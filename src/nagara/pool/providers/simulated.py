@@ -45,7 +45,6 @@ class SimulatedMachine:
     up_s: float  # infinite: never
     ends_s: float  # when it is taken away; infinite: never
     is_bad: bool
-    price_h: float
 
 
 @dataclass(slots=True)
@@ -72,8 +71,9 @@ class SimulatedMarket:
         hours = (now_s - self.now_s) / 3600
         self.now_s = now_s
         taken = []
+        prices = {kind.id: self._price(kind) for kind in self.kinds.values()}
         for machine in list(self.machines.values()):
-            self.cost += hours * machine.price_h
+            self.cost += hours * prices[machine.offering.id]
             self.paid_hours += hours
             if machine.ends_s <= now_s:
                 self._remove(machine.name)
@@ -111,7 +111,7 @@ class SimulatedMarket:
         self.machines[name] = SimulatedMachine(
             name=name, offering=kind, asked_s=self.now_s,
             up_s=math.inf if is_dead else self.now_s + boot_s,
-            ends_s=self.now_s + lives_s, is_bad=is_bad, price_h=self._price(kind),
+            ends_s=self.now_s + lives_s, is_bad=is_bad,
         )  # fmt: skip
         self._count[offering] = count + 1
 
