@@ -5,9 +5,11 @@ way. The pool sees it only through lists and answers. Crashes fall between any t
 """
 
 import dataclasses
+import random
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -50,6 +52,13 @@ class Message:
     app: str
 
 
+def pick(source: Any, options: Any) -> Any:
+    """One of them, drawn by hypothesis or by a plain random generator."""
+    if isinstance(source, random.Random):
+        return source.choice(list(options))
+    return source.draw(st.sampled_from(options))
+
+
 class PoolLife(RuleBasedStateMachine):
     """Rules are what can happen, invariants what must hold after each."""
 
@@ -62,6 +71,7 @@ class PoolLife(RuleBasedStateMachine):
         self.old_lists: list[tuple[float, list[ProviderMachine]]] = []
         self.ledger = MemoryLedger()
         self.names = 0
+        self.epochs: dict[tuple[str, int], int] = {}  # newest durable grant, by device
         self.core = self.new_core()
         self.checks: list[Check] = []
         self.leases: dict[Lease, str] = {}  # what the control process believes it holds
@@ -157,7 +167,7 @@ class PoolLife(RuleBasedStateMachine):
         offset_s=st.floats(-1e5, 1e5), crash=st.none() | st.integers(0, 2),
     )  # fmt: skip
     def launch_arrives(self, data: Any, outcome: str, offset_s: float, crash: int | None) -> None:
-        launch = data.draw(st.sampled_from(self.launches))
+        launch = pick(data, self.launches)
         self.launches.remove(launch)
         if outcome in ("yes", "reset after"):
             self.world[launch.name] = RealMachine(launch.offering, offset_s)
@@ -172,7 +182,7 @@ class PoolLife(RuleBasedStateMachine):
     @precondition(lambda self: self.world)
     @rule(data=st.data(), what=st.sampled_from(["boot", "cut", "heal", "vanish"]))
     def machine_changes(self, data: Any, what: str) -> None:
-        name = data.draw(st.sampled_from(sorted(self.world)))
+        name = pick(data, sorted(self.world))
         machine = self.world[name]
         if what == "boot":
             machine.is_up = True
@@ -201,7 +211,7 @@ class PoolLife(RuleBasedStateMachine):
     @precondition(lambda self: self.checks)
     @rule(data=st.data(), is_good=st.booleans(), crash=st.none() | st.integers(0, 2))
     def check_ends(self, data: Any, is_good: bool, crash: int | None) -> None:
-        check = data.draw(st.sampled_from(self.checks))
+        check = pick(data, self.checks)
         self.checks.remove(check)
         self.core.checked(check, self.now_s, None if is_good else "bad")
         self.carry_out(crash)
@@ -212,7 +222,7 @@ class PoolLife(RuleBasedStateMachine):
         then=st.sampled_from([MachineEvent.RELEASE, MachineEvent.DIAGNOSE, MachineEvent.RESUME]),
     )  # fmt: skip
     def order_on_machine(self, data: Any, then: MachineEvent, crash: int | None) -> None:
-        name = data.draw(st.sampled_from(sorted(one.name for one in self.core.table)))
+        name = pick(data, sorted(one.name for one in self.core.table))
         try:
             if then is MachineEvent.RESUME:
                 self.core.resume(name, self.now_s)
@@ -241,6 +251,10 @@ class PoolLife(RuleBasedStateMachine):
         if self.core is not before:
             return  # crashed: nothing was started under it
         self.leases[granted.lease] = app
+        machine, devices = split_slot(granted.lease.slot)
+        for device in devices:
+            assert granted.lease.epoch > self.epochs.get((machine, device), 0)
+            self.epochs[machine, device] = granted.lease.epoch
         self.tell_mark(granted.machine)
         known = self.core.table.get(granted.machine)
         mark_s = known.clock.to_send() if known is not None and known.clock is not None else None
@@ -270,12 +284,12 @@ class PoolLife(RuleBasedStateMachine):
     @precondition(lambda self: self.messages)
     @rule(data=st.data())
     def message_arrives(self, data: Any) -> None:
-        self.deliver(data.draw(st.sampled_from(self.messages)))
+        self.deliver(pick(data, self.messages))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), crash=st.none() | st.integers(0, 1))
     def give_back(self, data: Any, crash: int | None) -> None:
-        lease = data.draw(st.sampled_from(sorted(self.leases, key=str)))
+        lease = pick(data, sorted(self.leases, key=str))
         del self.leases[lease]
         is_confirmed = self.end_on(split_slot(lease.slot)[0], lease)
         self.core.give_back(lease, self.now_s, is_confirmed=is_confirmed)
@@ -434,6 +448,67 @@ class PoolLife(RuleBasedStateMachine):
             self.core.checked(check, self.now_s, None)
         self.carry_out()
         self.time_passes(120.0, None)
+
+
+CHANCES = {
+    "grow": 3, "order": 2, "launch_arrives": 4, "machine_changes": 4, "provider_lists": 5,
+    "check_ends": 3, "order_on_machine": 2, "claim": 14, "message_arrives": 3, "give_back": 10,
+    "renew": 4, "time_passes": 9, "crash": 2, "the_whole_host_reboots": 1,
+}  # fmt: skip
+STEPS, LIVES = 150, 40
+
+
+def step(life: PoolLife, source: random.Random) -> None:
+    """One thing happens, with the arguments its rule would be given."""
+    what = source.choices(list(CHANCES), list(CHANCES.values()))[0]
+    crash = source.choice([None] * 9 + [0, 1, 2])
+    kind = source.choice(sorted(OFFERINGS))
+    if what == "grow":
+        life.grow(kind)
+    elif what == "order":
+        life.order(kind, crash)
+    elif what == "launch_arrives" and life.launches:
+        outcome = source.choice(["yes", "yes", "no", "reset", "reset after"])
+        life.launch_arrives(source, outcome, source.uniform(-1e5, 1e5), crash)
+    elif what == "machine_changes" and life.world:
+        life.machine_changes(source, source.choice(["boot", "cut", "heal", "cut", "vanish"]))
+    elif what == "provider_lists":
+        life.provider_lists(source.random() < 0.3, crash)
+    elif what == "check_ends" and life.checks:
+        life.check_ends(source, source.random() < 0.8, crash)
+    elif what == "order_on_machine" and len(life.core.table):
+        orders = [MachineEvent.RELEASE, MachineEvent.DIAGNOSE, MachineEvent.RESUME]
+        life.order_on_machine(source, source.choice(orders), crash)
+    elif what == "claim":
+        life.claim(source.choice(APPS), source.choice([1, 1, 2]), crash, source.random() < 0.8)
+    elif what == "message_arrives" and life.messages:
+        life.message_arrives(source)
+    elif what == "give_back" and life.leases:
+        life.give_back(source, crash)
+    elif what == "renew" and life.leases:
+        life.renew(source.random() < 0.8)
+    elif what == "time_passes":
+        life.time_passes(source.choice([0.5, 1.0, 3.0, 3.0, 10.0, 20.0, 130.0, 1300.0]), crash)
+    elif what == "crash":
+        life.crash()
+    elif what == "the_whole_host_reboots":
+        life.the_whole_host_reboots()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_long_random_lives(seed: int) -> None:
+    """Many more steps than hypothesis takes; the seed and the life's number repeat a failure."""
+    for number in range(LIVES):
+        source = random.Random(f"{seed}-{number}")
+        life = PoolLife()
+        life.begin()
+        for _ in range(STEPS):
+            step(life, source)
+            life.no_device_runs_two_replicas()
+            life.every_device_is_free_or_held_once()
+            life.free_slots_are_counted_right()
+            life.what_is_written_is_what_is_known()
+        life.teardown()
 
 
 TestPoolLife = PoolLife.TestCase

@@ -1,6 +1,7 @@
 """The simulation, the rivals held against vectors worked out by hand, and the picture."""
 
 import xml.etree.ElementTree as ET
+
 import pytest
 
 from nagara.contract.machine import Offering

@@ -13,6 +13,7 @@ WINDOW_S = 60.0
 MEAN_HALF_LIFE_S = 1800.0
 DISPERSION_HALF_LIFE_S = 86_400.0
 PRIOR_DISPERSION = 20.0
+_LEAST_WEIGHT = 0.2  # about ten minutes of measuring
 _PRIOR_WINDOWS = 30.0
 
 
@@ -59,8 +60,8 @@ class ArrivalMeter:
         self._window += 1
 
     def rate(self) -> float:
-        """Claims per window, expected now."""
-        return self.mean / self._weight if self._weight > 0 else 0.0
+        """Claims per window, expected now. The first minutes are not taken for the whole."""
+        return self.mean / max(self._weight, _LEAST_WEIGHT)
 
     @property
     def dispersion(self) -> float:

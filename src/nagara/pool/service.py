@@ -98,6 +98,10 @@ class PoolService:
         self._write_lock = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
 
+    def add_provider(self, provider: Provider) -> None:
+        """One more to ask, from the next list on."""
+        self._providers = {**self._providers, provider.name: provider}
+
     # -- claims ----------------------------------------------------------------------------
 
     def claim(
