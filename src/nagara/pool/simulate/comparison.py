@@ -16,7 +16,7 @@ from nagara.pool.simulate.shared import SharedPool
 from nagara.pool.sizing import Policy
 
 WARM_UP_S = 6 * 3600.0  # filling an empty pool is no policy's merit or fault
-FIXED_GRID = (20, 40, 60, 80, 100, 120, 140, 160, 200, 250)
+FIXED_GRID = (20, 40, 60, 80, 90, 100, 105, 110, 115, 120, 130, 140, 160, 200, 250)
 PER_APP_GRID = (5, 10, 20, 30, 40, 50, 60, 80, 100)
 SIZED_GRID = (0.9, 0.99, 0.999, 0.9999, 0.99999)
 _REFILL_S = 260.0  # what a rival's owner would measure in this world
