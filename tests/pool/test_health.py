@@ -1,20 +1,29 @@
 import json
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from nagara.contract.machine import CheckKind, CheckResult, HealthReport, Outcome
+from nagara.contract.machine import (
+    CheckKind,
+    CheckResult,
+    DeviceEvent,
+    HealthReport,
+    Outcome,
+    Vitals,
+)
 from nagara.pool.core import Check, PoolCore
-from nagara.pool.health import cpu, kernellog, nvidia
+from nagara.pool.health import cpu, cuda, kernellog, nvidia
 from nagara.pool.health.brake import WINDOW_S, Brake
 from nagara.pool.health.care import Care
 from nagara.pool.health.machine import check_machine, required
+from nagara.pool.health.monitor import Monitor
 from nagara.pool.health.round import CannotRunError, HealthCheck, UnhealthyError, run_round
 from nagara.pool.health.schedule import EVERY_S, Candidate, due
 from nagara.pool.health.verdict import failure
 from nagara.pool.health.watchdog import Watchdog
-from nagara.pool.health.xid import Action, Xid, XidPolicy, find_xids
+from nagara.pool.health.xid import Action, XidPolicy, find_xids
 from nagara.pool.states import MachineState
 from nagara.testing.fake_nvml import FakeNvml
 from nagara.testing.pools import a_core, an_offering, make_ready
@@ -256,7 +265,7 @@ def test_an_xid_has_the_consequence_of_the_table(
     code: int, state: MachineState, is_kept_out: bool
 ) -> None:
     core, (name, *_) = ready_core(10)
-    Care().device_event(core, name, Xid(code, "0000:3b:00", ""), 1.0)
+    Care().device_event(core, name, DeviceEvent(code, "0000:3b:00", ""), 1.0)
     machine = core.table.named(name)
     assert (machine.state, machine.is_kept_out) == (state, is_kept_out)
 
@@ -322,3 +331,106 @@ def test_a_monitor_that_lives_without_progress_is_stuck() -> None:
     assert dog.stuck(31.0) == ["vitals"]
     dog.progress("vitals", 2, 32.0)
     assert dog.stuck(33.0) == []
+
+
+def test_a_machine_whose_monitor_is_stuck_gets_no_new_leases_until_it_speaks_again() -> None:
+    (core, (name,)), care = ready_core(1), Care()
+    machine = core.table.named(name)
+    care.watch(core, 30.0, 0.0)
+    care.seen(core, name, Vitals(1, (), ()), 30.0)
+    assert care.watch(core, 30.0, 60.0) == []
+    care.seen(core, name, Vitals(1, (), ()), 120.0)
+    assert care.watch(core, 30.0, 121.0) == [f"monitor of {name}"]
+    assert machine.is_kept_out
+    care.seen(core, name, Vitals(2, (), ()), 150.0)
+    assert care.watch(core, 30.0, 151.0) == []
+    assert not machine.is_kept_out
+
+
+def test_what_a_monitor_finds_has_consequences() -> None:
+    (core, names), care = ready_core(10), Care()
+    care.seen(core, names[0], Vitals(1, (DeviceEvent(79, "0000:3b:00", ""),), ()), 1.0)
+    hot = CheckResult("temperature and throttling", Outcome.FAIL, "95 °C")
+    care.seen(core, names[1], Vitals(1, (), (hot,)), 1.0)
+    unknown = CheckResult("devices", Outcome.DID_NOT_RUN, "no driver")
+    care.seen(core, names[2], Vitals(1, (), (unknown,)), 1.0)
+    assert states(core)[:3] == [
+        MachineState.QUARANTINED, MachineState.DIAGNOSING, MachineState.READY,
+    ]  # fmt: skip
+
+
+def test_a_monitor_reports_only_what_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.write_text("6,10,2,-;NVRM: Xid (PCI:0000:3b:00): 48, old\n")
+    nvml = FakeNvml(1)
+    monitor = Monitor(kernellog.KernelLog(str(path)), lambda: nvidia.checks(nvml))
+    monitor.round()
+    first = monitor.take()
+    assert (first.rounds, first.events) == (1, ())
+    with path.open("a") as file:
+        file.write("6,11,2,-;NVRM: Xid (PCI:0000:3b:00): 94, new\n")
+    nvml.change(0, temperature_c=99)
+    monitor.round()
+    second = monitor.take()
+    assert [one.code for one in second.events] == [94]
+    assert Outcome.FAIL in {one.outcome for one in second.results}
+    monitor.round()
+    assert monitor.take().events == ()
+
+
+# -- the probe of CUDA devices ---------------------------------------------------------------
+
+
+class FakeCuda:
+    """A driver whose devices compute, or do as a test says."""
+
+    def __init__(self, devices: int = 2, failing: str = "", wrong: bool = False) -> None:
+        self.count, self.failing, self.wrong, self.calls = devices, failing, wrong, []
+
+    def __getattr__(self, name: str) -> object:
+        def call(*arguments: object) -> int:
+            self.calls.append(name)
+            if name == self.failing:
+                return 719
+            if name == "cuDeviceGetCount":
+                arguments[0]._obj.value = self.count  # type: ignore[attr-defined]
+            if name == "cuMemcpyDtoH_v2":
+                for at in range(len(arguments[0])):  # type: ignore[arg-type]
+                    arguments[0][at] = 0 if self.wrong else at  # type: ignore[index]
+            return 0
+
+        return call
+
+
+def test_a_kernel_runs_on_every_device_and_everything_is_given_back() -> None:
+    driver = FakeCuda(3)
+    assert cuda.probe(driver) == 3
+    for name in ("cuLaunchKernel", "cuMemFree_v2", "cuDevicePrimaryCtxRelease_v2"):
+        assert driver.calls.count(name) == 3
+
+
+@pytest.mark.parametrize("name", ["cuInit", "cuMemAlloc_v2", "cuLaunchKernel", "cuCtxSynchronize"])
+def test_a_call_of_the_driver_that_fails_is_named(name: str) -> None:
+    with pytest.raises(cuda.DriverError, match=f"{name} failed with 719"):
+        cuda.probe(FakeCuda(failing=name))
+
+
+def test_a_device_that_computes_wrongly_is_found() -> None:
+    with pytest.raises(cuda.DriverError, match="computes wrongly"):
+        cuda.probe(FakeCuda(wrong=True))
+
+
+def test_a_probe_that_dies_hangs_or_finds_no_driver_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def python(code: str) -> tuple[str, ...]:
+        return (sys.executable, "-c", code)
+
+    assert "2 devices" in cuda.check(python("print('{\"devices\": 2}')")).run()
+    with pytest.raises(UnhealthyError, match=r"ended with -6 \(3 tries\)"):
+        cuda.check(python("import os; os.abort()")).run()
+    with pytest.raises(CannotRunError):
+        cuda.check(python("raise SystemExit(3)")).run()
+    monkeypatch.setattr(cuda, "LIMIT_S", 0.2)
+    with pytest.raises(UnhealthyError, match="hung"):
+        cuda.check(python("import time; time.sleep(30)")).run()

@@ -22,7 +22,6 @@ from nagara.pool.fairness import Claimant
 from nagara.pool.greedy import greedy_plan
 from nagara.pool.lease import SKEW_S, TTL_S, Fence, split_slot
 from nagara.pool.ledger import MemoryLedger
-from nagara.pool.problem import Rules
 from nagara.pool.sizing import Meters, Policy, make_problem
 from nagara.pool.states import MachineEvent, MachineState
 from nagara.testing.pools import an_offering
@@ -64,13 +63,12 @@ class PoolLife(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.now_s = 1000.0
+        self.now_s, self.names = 1000.0, 0
         self.world: dict[str, RealMachine] = {}
         self.launches: list[Launch] = []  # sent, not yet arrived
         self.messages: list[Message] = []
         self.old_lists: list[tuple[float, list[ProviderMachine]]] = []
         self.ledger = MemoryLedger()
-        self.names = 0
         self.epochs: dict[tuple[str, int], int] = {}  # newest durable grant, by device
         self.core = self.new_core()
         self.checks: list[Check] = []
@@ -127,7 +125,7 @@ class PoolLife(RuleBasedStateMachine):
                 self.act(action)
             for lost in self.core.take_lost():
                 self.leases.pop(lost.lease, None)
-            if not actions and not writes:
+            if not (actions or writes):
                 return None
 
     def act(self, action: Launch | Release | Check) -> None:
@@ -229,7 +227,7 @@ class PoolLife(RuleBasedStateMachine):
             else:
                 self.core.drain(name, then, "an order", self.now_s)
         except IllegalEventError:
-            pass
+            return
         self.carry_out(crash)
 
     # -- rules: leases ---------------------------------------------------------------------
@@ -399,19 +397,7 @@ class PoolLife(RuleBasedStateMachine):
         for machine in self.world.values():
             machine.is_cut_off, machine.is_up = False, True
         for _ in range(14):
-            for launch in list(self.launches):
-                self.launches.remove(launch)
-                self.world[launch.name] = RealMachine(launch.offering, 0.0, is_up=True)
-                self.core.accepted(launch, self.now_s)
-                self.carry_out()
-            self.core.listed("p", self.listing(), OFFERINGS, self.now_s, self.now_s)
-            self.carry_out()
-            for check in list(self.checks):
-                self.checks.remove(check)
-                self.core.checked(check, self.now_s, None)
-                self.carry_out()
-            self.renew(is_answered=True)
-            self.time_passes(TTL_S + SKEW_S + 1, None)
+            self.settle_once(TTL_S + SKEW_S + 1)
         self.time_passes(5500.0, None)  # the longest deadline
         for _ in range(6):
             self.core.listed("p", self.listing(), OFFERINGS, self.now_s, self.now_s)
@@ -425,18 +411,16 @@ class PoolLife(RuleBasedStateMachine):
         for _ in range(40):
             meters.claimed(ANY, self.now_s)
             problem = make_problem(self.core, OFFERINGS.values(), meters, policy, self.now_s)
-            problem = dataclasses.replace(problem, rules=Rules(utilisation=0.8))
-            by_name = OFFERINGS
             for name, count in greedy_plan(problem, "").launches:
                 for _ in range(count):
-                    self.core.request(by_name[name], self.now_s)
+                    self.core.request(OFFERINGS[name], self.now_s)
             self.carry_out()
-            self.settle_once()
+            self.settle_once(120.0)
             if self.core.grants.inventory.free_slots >= 3:
                 return
         raise AssertionError([(one.name, one.state) for one in self.core.table])
 
-    def settle_once(self) -> None:
+    def settle_once(self, seconds: float) -> None:
         for launch in list(self.launches):
             self.launches.remove(launch)
             self.world[launch.name] = RealMachine(launch.offering, 0.0, is_up=True)
@@ -447,7 +431,8 @@ class PoolLife(RuleBasedStateMachine):
             self.checks.remove(check)
             self.core.checked(check, self.now_s, None)
         self.carry_out()
-        self.time_passes(120.0, None)
+        self.renew(is_answered=True)
+        self.time_passes(seconds, None)
 
 
 CHANCES = {

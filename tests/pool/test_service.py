@@ -12,6 +12,7 @@ import pytest
 from nagara.contract.machine import (
     CheckKind,
     CheckResult,
+    DeviceEvent,
     HealthReport,
     MachineUnreachableError,
     Offering,
@@ -19,6 +20,7 @@ from nagara.contract.machine import (
     ProviderError,
     Renewal,
     RenewalAnswer,
+    Vitals,
 )
 from nagara.pool.core import Granted, Lost, NoSlot
 from nagara.pool.demandclass import ANY
@@ -55,6 +57,8 @@ class FakeAgent:
     is_cut_off: bool = False
     outcome: Outcome = Outcome.PASS
     ended: list[str] = field(default_factory=list)
+    events: list[DeviceEvent] = field(default_factory=list)
+    rounds: int = 0
 
     def _reached(self) -> None:
         if self.is_cut_off:
@@ -63,6 +67,12 @@ class FakeAgent:
     async def check(self, kind: CheckKind) -> HealthReport:
         self._reached()
         return HealthReport(kind, (CheckResult("disk", self.outcome, "canned"),))
+
+    async def vitals(self) -> Vitals:
+        self._reached()
+        self.rounds += 1
+        events, self.events = tuple(self.events), []
+        return Vitals(self.rounds, events, ())
 
     async def renew(self, renewals: tuple[Renewal, ...]) -> RenewalAnswer:
         self._reached()
@@ -315,3 +325,27 @@ async def test_a_jump_of_the_wall_clock_changes_nothing(tmp_path: Path) -> None:
             one.name for one in world.service.core.table if one.state is MachineState.READY
         }
         assert world.service.core.grants.held(granted.lease)
+
+
+async def test_a_device_that_falls_off_the_bus_takes_its_machine_out(tmp_path: Path) -> None:
+    async with a_world(tmp_path) as world:
+        await filled(world)
+        granted = await claimed(world)
+        world.agents[granted.machine].events = [DeviceEvent(79, "0000:3b:00", "")]
+        await world.pass_s(35)
+        machine = world.service.core.table.named(granted.machine)
+        assert machine.state is MachineState.DRAINING
+        await world.service.give_back(granted.lease)
+        assert machine.state is MachineState.QUARANTINED
+
+
+async def test_a_machine_that_does_not_say_how_it_is_gets_no_new_leases(tmp_path: Path) -> None:
+    async with a_world(tmp_path) as world:
+        await filled(world)
+        granted = await claimed(world)
+        world.agents[granted.machine].is_cut_off = True
+        await world.pass_s(150)
+        assert world.service.core.table.named(granted.machine).is_kept_out
+        world.agents[granted.machine].is_cut_off = False
+        await world.pass_s(70)
+        assert not world.service.core.table.named(granted.machine).is_kept_out

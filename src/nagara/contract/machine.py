@@ -135,6 +135,27 @@ class HealthReport:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceEvent:
+    """What a device's driver wrote into the kernel log: NVIDIA's Xid."""
+
+    code: int
+    device: str  # PCI address
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a machine's monitor has found since it was last asked.
+
+    `rounds` rises with each round the monitor finished: one that stands still says nothing.
+    """
+
+    rounds: int
+    events: tuple[DeviceEvent, ...]
+    results: tuple[CheckResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Renewal:
     """Prolongs a lease to `mark_s` + `ttl_s` on the machine's own clock.
 
@@ -161,6 +182,10 @@ class MachineAgent(Protocol):
 
     async def check(self, kind: CheckKind) -> HealthReport:
         """Runs the checks of that kind."""
+        ...
+
+    async def vitals(self) -> Vitals:
+        """What the monitor saw since the last call."""
         ...
 
     async def renew(self, renewals: tuple[Renewal, ...]) -> RenewalAnswer:

@@ -47,7 +47,7 @@ from nagara.pool.poolfile import plan_document
 from nagara.pool.problem import Problem
 from nagara.pool.runner import Runner, Steadiness
 from nagara.pool.sizing import PLAN_EVERY_S, Meters, Policy, make_problem
-from nagara.pool.states import MachineEvent
+from nagara.pool.states import MachineEvent, MachineState
 
 TICK_S, LIST_EVERY_S, VITALS_EVERY_S = 1.0, 30.0, 30.0
 _PROVIDER_LIMIT_S = 150.0
@@ -352,9 +352,25 @@ class PoolService:
 
     async def _look_at_all(self) -> None:
         self.care.look_at_schedule(self.core, self.figures().target, self._clock.monotonic_s())
-        for monitor in self.care.watchdog.stuck(self._clock.monotonic_s()):
+        async with asyncio.TaskGroup() as group:
+            for machine in self.core.table:
+                if machine.state is MachineState.READY:
+                    group.create_task(_guarded(partial(self._look_at, machine.name)))
+        for monitor in self.care.watch(self.core, VITALS_EVERY_S, self._clock.monotonic_s()):
             _log.error("%s makes no progress: what it watches is unknown", monitor)
         await self._carry_out()
+
+    async def _look_at(self, name: str) -> None:
+        machine = self.core.table.get(name)
+        if machine is None:
+            return
+        try:
+            async with asyncio.timeout(VITALS_EVERY_S):
+                vitals = await self._agents(name, machine.address).vitals()
+        except (MachineUnreachableError, TimeoutError) as error:
+            _log.info("%s does not say how it is: %s", name, error)
+            return
+        self.care.seen(self.core, name, vitals, self._clock.monotonic_s())
 
     def replica_failed(self, machine: str, reason: str) -> None:
         """A replica ended for a reason that lies with its device: the machine is looked at."""

@@ -5,12 +5,12 @@ Changes machines only through the core. Called from the pool's loop.
 
 import logging
 
-from nagara.contract.machine import CheckKind
+from nagara.contract.machine import CheckKind, DeviceEvent, Outcome, Vitals
 from nagara.pool.core import PoolCore
 from nagara.pool.health.brake import Brake
 from nagara.pool.health.schedule import Candidate, due
 from nagara.pool.health.watchdog import Watchdog
-from nagara.pool.health.xid import Action, Xid, XidPolicy
+from nagara.pool.health.xid import Action, XidPolicy
 from nagara.pool.machines import Machine
 from nagara.pool.states import MachineEvent, MachineState
 
@@ -25,6 +25,8 @@ class Care:
         self.watchdog = Watchdog()
         self.alerts: list[str] = []
         self._policy = policy or XidPolicy()
+        self._watched: set[str] = set()
+        self._silent: set[str] = set()
         self._checked_s: dict[str, float] = {}  # last heavy round passed, by machine
 
     def suspect(self, core: PoolCore, name: str, reason: str, now_s: float) -> bool:
@@ -37,7 +39,7 @@ class Care:
         core.drain(name, MachineEvent.DIAGNOSE, reason, now_s)
         return True
 
-    def device_event(self, core: PoolCore, name: str, event: Xid, now_s: float) -> Action:
+    def device_event(self, core: PoolCore, name: str, event: DeviceEvent, now_s: float) -> Action:
         """An Xid of a machine's device: what the table says is done."""
         judgement = self._policy.judge(event.code)
         reason = f"Xid {event.code} on {event.device}: {judgement.cause}"
@@ -55,6 +57,35 @@ class Care:
             if self._may_remove(core, machine, reason, now_s):
                 core.drain(name, MachineEvent.CONDEMN, reason, now_s)
         return judgement.action
+
+    def seen(self, core: PoolCore, name: str, vitals: Vitals, now_s: float) -> None:
+        """What the monitor of a machine says."""
+        self.watchdog.progress(_monitor(name), vitals.rounds, now_s)
+        for event in vitals.events:
+            self.device_event(core, name, event, now_s)
+        for result in vitals.results:
+            if result.outcome is Outcome.FAIL:
+                self.suspect(core, name, f"{result.name}: {result.detail}", now_s)
+
+    def watch(self, core: PoolCore, every_s: float, now_s: float) -> list[str]:
+        """Expects every ready machine's monitor to make progress; gives those that do not.
+
+        A machine whose monitor is stuck is unknown: no new leases until it speaks again.
+        """
+        ready = {one.name for one in core.table if one.state is MachineState.READY}
+        for name in self._watched - ready:
+            self.watchdog.forget(_monitor(name))
+        for name in ready - self._watched:
+            self.watchdog.expect(_monitor(name), every_s, now_s)
+        self._watched = ready
+        stuck = set(self.watchdog.stuck(now_s))
+        silent = {name for name in ready if _monitor(name) in stuck}
+        for name in silent - self._silent:
+            core.keep_out(name, is_kept_out=True)
+        for name in self._silent & ready - silent:
+            core.keep_out(name, is_kept_out=False)
+        self._silent = silent
+        return sorted(stuck)
 
     def checked(self, name: str, kind: CheckKind, why: str | None, now_s: float) -> None:
         """A round of checks of a machine has ended; `why` None: passed."""
@@ -89,3 +120,7 @@ class Care:
         _log.error("%s", alert)
         self.alerts = [*self.alerts, alert][-100:]
         return False
+
+
+def _monitor(machine: str) -> str:
+    return f"monitor of {machine}"

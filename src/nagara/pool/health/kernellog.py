@@ -4,7 +4,7 @@ Read through /dev/kmsg without blocking; needs root where the log is restricted.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nagara.pool.health.round import CannotRunError, HealthCheck, UnhealthyError
 from nagara.pool.health.xid import Action, XidPolicy, find_xids
@@ -16,14 +16,30 @@ _FATAL = (
 _RECORD_BYTES = 8192
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KernelLog:
-    """The log from its beginning or from where it was last left."""
+    """The log from its beginning, or from where it was last left."""
 
     path: str = "/dev/kmsg"
+    _seen: int = field(default=-1)  # the last message's number
+
+    def new_lines(self) -> list[str]:
+        """Messages since the last call; the first call gives all there are."""
+        fresh = []
+        for record in self._records():
+            head, _, text = record.partition(";")
+            fields = head.split(",")
+            number = int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else self._seen + 1
+            if number > self._seen:
+                self._seen = number
+                fresh.append(text or record)
+        return fresh
 
     def lines(self) -> list[str]:
         """Every message now in the log."""
+        return [record.partition(";")[2] or record for record in self._records()]
+
+    def _records(self) -> list[str]:
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -42,7 +58,7 @@ class KernelLog:
                 lines += record.decode(errors="replace").splitlines()
         finally:
             os.close(descriptor)
-        return [line.partition(";")[2] or line for line in lines]
+        return lines
 
 
 def check(log: KernelLog, policy: XidPolicy) -> HealthCheck:

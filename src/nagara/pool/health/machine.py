@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nagara.contract.machine import CheckKind, HealthReport
-from nagara.pool.health import cpu, kernellog, nvidia
+from nagara.pool.health import cpu, cuda, kernellog, nvidia
 from nagara.pool.health.round import CannotRunError, HealthCheck, run_round
 from nagara.pool.health.xid import XidPolicy
 
@@ -29,7 +29,7 @@ def checks_of(
     ]
     has_devices = Path("/dev/nvidiactl").exists()
     if has_devices or expected is not None:
-        chosen += _device_checks(expected)
+        chosen += [*_device_checks(expected), cuda.check()]
         if kind is not CheckKind.BOOT:
             chosen.append(nvidia.dcgm_check(kind))
     return tuple(chosen)

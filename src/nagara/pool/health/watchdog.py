@@ -28,8 +28,8 @@ class Watchdog:
 
     def progress(self, monitor: str, count: int, now_s: float) -> None:
         """The monitor has finished that many rounds."""
-        seen = self._seen[monitor]
-        if count > seen.count:
+        seen = self._seen.get(monitor)
+        if seen is not None and count > seen.count:
             seen.count, seen.at_s = count, now_s
 
     def forget(self, monitor: str) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
 
+from nagara.contract.machine import DeviceEvent
+
 _LINE = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9A-Fa-f:.]+)\): (?P<code>\d+)\b(?P<text>.*)"
 )
@@ -27,15 +29,6 @@ class Action(StrEnum):
 
 
 _ORDER = list(Action)
-
-
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """One event of a device."""
-
-    code: int
-    device: str  # PCI address
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +58,18 @@ class XidPolicy:
         unknown = Judgement(Action.KEEP_OUT, f"Xid {code} is not in the table", is_known=False)
         return self._codes.get(code, unknown)
 
-    def worst(self, events: Iterable[Xid]) -> tuple[Xid, Judgement] | None:
+    def worst(self, events: Iterable[DeviceEvent]) -> tuple[DeviceEvent, Judgement] | None:
         """The event that asks for most, or None."""
         judged = [(event, self.judge(event.code)) for event in events]
         return max(judged, key=lambda one: _ORDER.index(one[1].action), default=None)
 
 
-def find_xids(log: Iterable[str]) -> list[Xid]:
+def find_xids(log: Iterable[str]) -> list[DeviceEvent]:
     """The Xid events in lines of the kernel log."""
     found = []
     for line in log:
         match = _LINE.search(line)
         if match:
             text = match["text"].lstrip(", ").strip()
-            found.append(Xid(int(match["code"]), match["device"], text))
+            found.append(DeviceEvent(int(match["code"]), match["device"], text))
     return found
