@@ -292,3 +292,13 @@ def test_a_late_answer_about_an_earlier_state_changes_nothing() -> None:
     core.tick(1e4)
     core.checked(check, 1e4, None)
     assert core.table.named(name).state is MachineState.RELEASING
+
+
+def test_the_needs_of_running_replicas_are_known_on_average() -> None:
+    core = a_core()
+    make_ready(core, an_offering(devices=4, resources=Resources(100, 100, 100)))
+    claim(core, needs=Resources(cpu=2.0))
+    both = claim(core, needs=Resources(cpu=4.0, memory_bytes=10))
+    assert core.grants.mean_needs(ANY) == Resources(3.0, 5, 0)
+    core.give_back(both.lease, 1.0, is_confirmed=True)
+    assert core.grants.mean_needs(ANY) == Resources(2.0, 0, 0)

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from nagara.contract.machine import Resources
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import PlanError
 from nagara.pool.explain import explain
@@ -276,6 +277,17 @@ def test_a_provider_is_not_asked_for_more_than_it_takes_at_once() -> None:
 def test_claims_of_several_devices_do_not_count_on_what_they_cannot_use() -> None:
     problem = Problem((offer("a", devices=4, supply=9),), (demand(6.0, devices=3),), EASY)
     assert make_plan(problem, solve).launches == (("a", 2),)
+
+
+def test_cpu_memory_and_disk_are_never_planned_to_the_last_either() -> None:
+    wide = offer("a", devices=8, supply=9, resources=Resources(16, 2**40, 2**40))
+    plain = demand(16.0)
+    hungry = dataclasses.replace(plain, needs=Resources(cpu=4.0))
+    assert make_plan(Problem((wide,), (plain,), EASY), solve).launches == (("a", 2),)
+    # 16 cores × 0.85 are 3.4 replicas of 4 cores: 16 replicas want 5 machines.
+    assert make_plan(Problem((wide,), (hungry,), EASY), solve).launches == (("a", 5),)
+    huge = dataclasses.replace(plain, needs=Resources(memory_bytes=2**41))
+    assert make_plan(Problem((wide,), (huge,), EASY), solve).shortages == (("d", 16.0),)
 
 
 def test_scenarios_of_scarce_supply_make_the_plan_ask_elsewhere_too() -> None:

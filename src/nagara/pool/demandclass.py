@@ -1,8 +1,11 @@
 """What a claim accepts. Pure."""
 
 import fnmatch
+import math
 from dataclasses import dataclass
 from typing import Protocol
+
+from nagara.contract.machine import Resources
 
 
 class Kind(Protocol):
@@ -34,6 +37,20 @@ class DemandClass:
                 or any(fnmatch.fnmatchcase(offering.region, one) for one in self.regions)
             )
         )
+
+
+CPU_TARGET, MEMORY_TARGET, DISK_TARGET = 0.85, 0.90, 0.85  # of what a machine has; never all
+
+
+def replicas_by_resources(has: Resources | None, needs: Resources) -> float:
+    """How many replicas fit a machine's CPU, memory and disk below their targets."""
+    if has is None:
+        return math.inf
+    return min(
+        has.cpu * CPU_TARGET / needs.cpu if needs.cpu else math.inf,
+        has.memory_bytes * MEMORY_TARGET / needs.memory_bytes if needs.memory_bytes else math.inf,
+        has.disk_bytes * DISK_TARGET / needs.disk_bytes if needs.disk_bytes else math.inf,
+    )
 
 
 ANY = DemandClass()

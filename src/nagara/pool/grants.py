@@ -6,7 +6,7 @@ loop only.
 
 from collections.abc import Iterable
 
-from nagara.contract.machine import Resources
+from nagara.contract.machine import NO_RESOURCES, Resources
 from nagara.contract.replica import Lease
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Arbiter
@@ -29,6 +29,7 @@ class Grants:
         self._table = table
         self._has_ttl = has_ttl
         self.held_devices: dict[DemandClass, int] = {}
+        self._held_needs: dict[DemandClass, Resources] = {}
         self._waiting: dict[str, HeldSlot] = {}  # by slot: granted again after `free_at_s`
 
     def load(self, rows: Iterable[LeaseRow], now_s: float, arbiter: Arbiter) -> None:
@@ -124,6 +125,20 @@ class Grants:
     def _count(self, held: HeldSlot, sign: int) -> None:
         devices = self.held_devices.get(held.wanted, 0) + sign * held.wanted.devices
         self.held_devices[held.wanted] = devices
+        before = self._held_needs.get(held.wanted, NO_RESOURCES)
+        self._held_needs[held.wanted] = added(before, held.needs, sign)
+
+    def mean_needs(self, wanted: DemandClass) -> Resources:
+        """What one replica of the class needs, on average of those that run."""
+        replicas = self.held_devices.get(wanted, 0) / wanted.devices
+        if not replicas:
+            return NO_RESOURCES
+        together = self._held_needs[wanted]
+        return Resources(
+            together.cpu / replicas,
+            int(together.memory_bytes / replicas),
+            int(together.disk_bytes / replicas),
+        )
 
     def expire(self, now_s: float) -> list[tuple[Machine, str]]:
         """Frees slots whose leases are over for certain; gives machines and apps."""

@@ -10,10 +10,9 @@ import heapq
 from dataclasses import dataclass, field
 
 from nagara.contract.machine import NO_RESOURCES, Offering, Resources
-from nagara.pool.demandclass import DemandClass
+from nagara.pool.demandclass import CPU_TARGET, DISK_TARGET, MEMORY_TARGET, DemandClass
 from nagara.pool.machines import Machine
 
-CPU_TARGET, MEMORY_TARGET, DISK_TARGET = 0.85, 0.90, 0.85  # of what a machine has; never all
 _TRIED_MACHINES = 32  # of one group, when resources decide
 
 

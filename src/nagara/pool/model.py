@@ -8,7 +8,8 @@
     Σ_{g in f} y_gd <= φ·Q_d + c_fd                    no failure domain carries too much
 
 A failure domain f is one provider's region. y exists only where type and region are allowed.
-a = G ÷ (k·⌊G ÷ k⌋) is what k-device claims waste of a machine of G devices.
+a = G ÷ (k·⌊G ÷ k⌋) is what k-device claims waste of a machine of G devices, or more where CPU, memory or disk of a machine
+run out before its devices.
 
 Two exact reductions keep it small. A spread row is left out where all that could ever stand in
 the domain is below φ·Q. And assignments are made to groups g of offers that can take each
@@ -22,6 +23,7 @@ the scenario) once for each, and the cost is the mean. Pure.
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from nagara.pool.demandclass import replicas_by_resources
 from nagara.pool.linear import LinearProgramme
 from nagara.pool.problem import Offer, Problem, Scenario
 
@@ -107,11 +109,11 @@ def _groups(problem: Problem) -> tuple[list[Group], set[tuple[int, Domain]]]:
     useful = []
     could_stand: defaultdict[tuple[int, Domain], float] = defaultdict(float)
     places: defaultdict[int, set[Domain]] = defaultdict(set)
-    kinds: dict[tuple[str, str, int], Accepted] = {}
+    kinds: dict[tuple[object, ...], Accepted] = {}
     for number, offer in enumerate(problem.offers):
         if offer.supply <= 0 and offer.inventory <= 0 and offer.in_flight <= 0:
             continue
-        kind = (offer.type, offer.region, offer.devices)
+        kind = (offer.type, offer.region, offer.devices, offer.resources)
         accepted = kinds.get(kind)
         if accepted is None:
             accepted = kinds[kind] = _accepted_by(problem, offer)
@@ -162,7 +164,12 @@ def _accepted_by(problem: Problem, offer: Offer) -> Accepted:
         wanted = demand.wanted
         if wanted.accepts(offer):
             usable = wanted.devices * (offer.devices // wanted.devices)
-            accepted.append((number, offer.devices / usable))
+            fitting = wanted.devices * replicas_by_resources(offer.resources, demand.needs)
+            if fitting < wanted.devices:
+                continue  # not even one
+            # Targets of CPU, memory and disk are below all as they are.
+            scarce = problem.rules.utilisation * offer.devices / fitting
+            accepted.append((number, max(offer.devices / usable, scarce)))
     return tuple(accepted)
 
 

@@ -5,6 +5,7 @@ Quantities of demand are in devices, prices in money per machine and hour.
 
 from dataclasses import dataclass
 
+from nagara.contract.machine import NO_RESOURCES, Resources
 from nagara.pool.demandclass import DemandClass
 
 
@@ -24,6 +25,7 @@ class Offer:
     idle: int = 0  # machines that could be given back now
     supply: int = 0  # how many more would be granted
     release_cost: float = 0.0  # money per machine given back
+    resources: Resources | None = None  # of one machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Demand:
     wanted: DemandClass
     quantity: float  # devices
     shortage_cost: float  # money per device and hour; from priority and service level
+    needs: Resources = NO_RESOURCES  # of one replica, beside its devices
 
 
 @dataclass(frozen=True, slots=True)

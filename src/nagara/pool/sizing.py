@@ -155,6 +155,7 @@ def _offer(
         in_flight=coming * core.supply.boot_success(offering.id, now_s),
         idle=len(core.grants.inventory.idle(offering.id)),
         supply=max(0, supply),
+        resources=offering.resources,
     )
 
 
@@ -184,6 +185,7 @@ def _demands(
             wanted=one.wanted,
             quantity=one.held + _buffer(one, policy, shortage, holding),
             shortage_cost=shortage,
+            needs=core.grants.mean_needs(one.wanted),
         )
         for one in joint.values()
     ]
