@@ -125,15 +125,16 @@ class Grants:
     def _count(self, held: HeldSlot, sign: int) -> None:
         devices = self.held_devices.get(held.wanted, 0) + sign * held.wanted.devices
         self.held_devices[held.wanted] = devices
-        before = self._held_needs.get(held.wanted, NO_RESOURCES)
-        self._held_needs[held.wanted] = added(before, held.needs, sign)
+        if held.needs is not NO_RESOURCES:
+            before = self._held_needs.get(held.wanted, NO_RESOURCES)
+            self._held_needs[held.wanted] = added(before, held.needs, sign)
 
     def mean_needs(self, wanted: DemandClass) -> Resources:
         """What one replica of the class needs, on average of those that run."""
         replicas = self.held_devices.get(wanted, 0) / wanted.devices
-        if not replicas:
+        together = self._held_needs.get(wanted, NO_RESOURCES)
+        if not replicas or together is NO_RESOURCES:
             return NO_RESOURCES
-        together = self._held_needs[wanted]
         return Resources(
             together.cpu / replicas,
             int(together.memory_bytes / replicas),

@@ -145,7 +145,7 @@ class Inventory:
 def has_room(machine: Machine, needs: Resources) -> bool:
     """Whether CPU, memory and disk stay within their targets with `needs` added."""
     has = machine.offering.resources
-    if has is None or needs == NO_RESOURCES:
+    if has is None or needs is NO_RESOURCES:
         return True
     used = machine.used
     return (
@@ -157,6 +157,8 @@ def has_room(machine: Machine, needs: Resources) -> bool:
 
 def added(one: Resources, other: Resources, sign: int = 1) -> Resources:
     """`one` + `sign` × `other`."""
+    if other is NO_RESOURCES:
+        return one
     return Resources(
         one.cpu + sign * other.cpu,
         one.memory_bytes + sign * other.memory_bytes,

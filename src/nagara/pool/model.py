@@ -8,8 +8,8 @@
     Σ_{g in f} y_gd <= φ·Q_d + c_fd                    no failure domain carries too much
 
 A failure domain f is one provider's region. y exists only where type and region are allowed.
-a = G ÷ (k·⌊G ÷ k⌋) is what k-device claims waste of a machine of G devices, or more where CPU, memory or disk of a machine
-run out before its devices.
+a = G ÷ (k·⌊G ÷ k⌋) is what k-device claims waste of a machine of G devices, or more where CPU,
+memory or disk run out before the devices.
 
 Two exact reductions keep it small. A spread row is left out where all that could ever stand in
 the domain is below φ·Q. And assignments are made to groups g of offers that can take each
