@@ -19,6 +19,7 @@ from nagara.pool.solver import solve
 
 CASES = ((1538, 0), (6441, 0), (1538, 20))
 MACHINES = 10_000
+CLAIMS = 60_000
 
 
 @click.command()
@@ -90,7 +91,7 @@ def _claims() -> dict[str, float]:
         for _ in range(50)
     ]
     leases, taken_us = [], []
-    for number in range(60_000):
+    for number in range(CLAIMS):
         wanted = source.choice(classes)
         begun_ns = time.perf_counter_ns()
         granted = core.claim(Claimant(f"app-{number % 50}"), wanted, 0.0)

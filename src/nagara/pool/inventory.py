@@ -1,12 +1,12 @@
 """Which slot a claim gets: free slots, indexed so that the answer takes microseconds.
 
 Machines of one offering form a group. Inside it, partly used machines are filled first, so that
-whole machines become idle and can be given back. For every class of claims a heap holds the
-groups that have something free, cheapest first; an entry that has become wrong is dropped when
-it comes up. Called from the pool's loop only; knows nothing of states, clocks and records.
+whole machines become idle and can be given back. Groups are numbered by price; which of them have
+a machine with so many free devices, and which of them a class of claims accepts, are bits of
+integers: the lowest bit of both is the cheapest group that will do. Called from the pool's loop
+only; knows nothing of states, clocks and records.
 """
 
-import heapq
 from dataclasses import dataclass, field
 
 from nagara.contract.machine import NO_RESOURCES, Offering, Resources
@@ -21,9 +21,8 @@ class _Group:
     offering: Offering
     partly: list[dict[str, Machine]]  # by the number of free devices
     empty: dict[str, Machine] = field(default_factory=dict)
-    accepting: "list[_Queue]" = field(default_factory=list)  # classes that take its machines
-    queued: set[int] = field(default_factory=set)  # classes whose heap names this group
-    free: int = 0  # devices, on all shelves
+    number: int = 0  # by price, from 0
+    most_free: int = 0  # devices of one machine
 
     def shelf(self, machine: Machine) -> dict[str, Machine]:
         """Where a machine in this condition belongs."""
@@ -41,23 +40,14 @@ class _Group:
                     break
         return None
 
-    def has_free(self, devices: int) -> bool:
-        """Whether any machine has that many free devices."""
-        return bool(self.empty) or any(self.partly[devices:])
-
-
-@dataclass(slots=True, eq=False)
-class _Queue:
-    """One class of claims: its groups that may have something free, cheapest first."""
-
-    number: int
-    wanted: DemandClass
-    heap: list[tuple[float, str, _Group]] = field(default_factory=list)
-
-    def push(self, group: _Group) -> None:
-        group.queued.add(self.number)
-        price = group.offering.price_h / group.offering.devices
-        heapq.heappush(self.heap, (price, group.offering.id, group))
+    def count_most_free(self) -> int:
+        """The largest number of free devices of any machine."""
+        if self.empty:
+            return self.offering.devices
+        for count in range(self.offering.devices, 0, -1):
+            if self.partly[count]:
+                return count
+        return 0
 
 
 class Inventory:
@@ -65,81 +55,100 @@ class Inventory:
 
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
-        self._queues: dict[DemandClass, _Queue] = {}
+        self._by_price: list[_Group] = []
+        self._having: list[int] = [0]  # by a number of devices: groups with so many free
+        self._accepted: dict[DemandClass, int] = {}
+        self._is_numbered = True  # False: a group was added since
         self.free_slots = 0
 
     def file(self, machine: Machine, *, is_grantable: bool) -> None:
         """Puts the machine where it belongs now. To be called after each change of it."""
-        group = self._groups.get(machine.offering.id)
-        if group is None:
-            group = self._new_group(machine.offering)
-        self.unfile(machine)
+        group = self._groups.get(machine.offering.id) or self._new_group(machine.offering)
+        if group.shelf(machine).pop(machine.name, None) is not None:
+            self.free_slots -= len(machine.free)
         if is_grantable and machine.free:
-            count = len(machine.free)
             group.shelf(machine)[machine.name] = machine
-            group.free += count
-            self.free_slots += count
-            if len(group.queued) != len(group.accepting):
-                for queue in group.accepting:
-                    if queue.number not in group.queued and queue.wanted.devices <= count:
-                        queue.push(group)
+            self.free_slots += len(machine.free)
+        self._note(group)
 
     def unfile(self, machine: Machine) -> None:
         """Takes the machine out; to be called before its leases or free devices change."""
         group = self._groups.get(machine.offering.id)
         if group is not None and group.shelf(machine).pop(machine.name, None) is not None:
-            group.free -= len(machine.free)
             self.free_slots -= len(machine.free)
+            self._note(group)
 
     def find(self, wanted: DemandClass, needs: Resources) -> Machine | None:
-        """A machine with room for one claim of the class, or None. Changes nothing it shows."""
-        queue = self._queues.get(wanted) or self._new_queue(wanted)
-        heap, devices = queue.heap, wanted.devices
-        unfit: list[_Group] = []
-        found = None
-        while heap:
-            group = heap[0][2]
-            if group.free >= devices:
-                found = group.fitting(devices, needs)
-                if found is not None:
-                    break
-                if group.has_free(devices):
-                    unfit.append(group)  # for these needs; others may fit
-            heapq.heappop(heap)
-            group.queued.discard(queue.number)
-        for group in unfit:
-            queue.push(group)
-        return found
+        """A machine with room for one claim of the class, or None. Changes nothing."""
+        groups = self._candidates(wanted)
+        while groups:
+            lowest = groups & -groups
+            group = self._by_price[lowest.bit_length() - 1]
+            machine = group.fitting(wanted.devices, needs)
+            if machine is not None:
+                return machine
+            groups ^= lowest  # no room for these needs; others may fit
+        return None
 
     def free_for(self, wanted: DemandClass) -> int:
         """How many claims of the class could be granted, resources aside."""
-        queue = self._queues.get(wanted) or self._new_queue(wanted)
-        return sum(
-            len(machine.free) // wanted.devices
-            for _, _, group in queue.heap
-            for shelf in (*group.partly[wanted.devices :], group.empty)
-            for machine in shelf.values()
-        )
+        groups, count = self._candidates(wanted), 0
+        while groups:
+            lowest = groups & -groups
+            group = self._by_price[lowest.bit_length() - 1]
+            for shelf in (*group.partly[wanted.devices :], group.empty):
+                count += sum(len(machine.free) // wanted.devices for machine in shelf.values())
+            groups ^= lowest
+        return count
 
     def idle(self, offering: str) -> tuple[Machine, ...]:
         """Grantable machines of the offering that hold no lease, longest idle first."""
         group = self._groups.get(offering)
         return () if group is None else tuple(group.empty.values())
 
+    def _candidates(self, wanted: DemandClass) -> int:
+        """Groups that the class accepts and that have enough free devices on one machine."""
+        if not self._is_numbered:
+            self._number()
+        accepted = self._accepted.get(wanted)
+        if accepted is None:
+            accepted = self._accepted[wanted] = self._accepted_by(wanted)
+        return accepted & self._having[wanted.devices] if wanted.devices < len(self._having) else 0
+
+    def _note(self, group: _Group) -> None:
+        """Keeps the bits right after machines of the group have moved."""
+        most = group.count_most_free()
+        if most == group.most_free or not self._is_numbered:
+            group.most_free = most
+            return
+        bit = 1 << group.number
+        for count in range(min(most, group.most_free) + 1, max(most, group.most_free) + 1):
+            self._having[count] ^= bit
+        group.most_free = most
+
     def _new_group(self, offering: Offering) -> _Group:
         shelves: list[dict[str, Machine]] = [{} for _ in range(offering.devices + 1)]
         group = self._groups[offering.id] = _Group(offering, shelves)
-        group.accepting = [one for one in self._queues.values() if one.wanted.accepts(offering)]
+        self._is_numbered = False
         return group
 
-    def _new_queue(self, wanted: DemandClass) -> _Queue:
-        queue = self._queues[wanted] = _Queue(len(self._queues), wanted)
-        for group in self._groups.values():
-            if wanted.accepts(group.offering):
-                group.accepting.append(queue)
-                if group.has_free(wanted.devices):
-                    queue.push(group)
-        return queue
+    def _number(self) -> None:
+        """Numbers all groups anew and sets all bits."""
+        self._by_price = sorted(
+            self._groups.values(),
+            key=lambda one: (one.offering.price_h / one.offering.devices, one.offering.id),
+        )
+        most = max(group.offering.devices for group in self._by_price)
+        self._having = [0] * (most + 1)
+        for number, group in enumerate(self._by_price):
+            group.number = number
+            for count in range(1, group.most_free + 1):
+                self._having[count] |= 1 << number
+        self._accepted = {wanted: self._accepted_by(wanted) for wanted in self._accepted}
+        self._is_numbered = True
+
+    def _accepted_by(self, wanted: DemandClass) -> int:
+        return sum(1 << group.number for group in self._by_price if wanted.accepts(group.offering))
 
 
 def has_room(machine: Machine, needs: Resources) -> bool:
