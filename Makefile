@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE := 1
 BIN := .venv/bin
 MODEL := $(NAGARA_STATE)/models/smollm2/nagara-model.json
 
-.PHONY: demo test check bench format setup model tools clean
+.PHONY: demo test check bench format setup model tools transcript clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -19,6 +19,7 @@ help:
 	@echo "make check   formatting, lint, types, import rules, size budgets"
 	@echo "make bench   the headline measurement; nagara bench --help lists all"
 	@echo "make format  format the code"
+	@echo "make transcript  README.md's output of nagara doctor, made anew here"
 	@echo "make setup   only the environment; make clean removes it"
 
 demo: model tools
@@ -55,11 +56,14 @@ $(MODEL): | setup
 # Containers and snapshots need root; without them everything runs as plain processes.
 tools: setup
 	@if [ "$$(id -u)" = 0 ]; then \
-	    $(BIN)/nagara setup runc && $(BIN)/nagara setup criu || \
+	    $(BIN)/nagara setup || \
 	        echo "going on without containers and snapshots" >&2; \
 	else \
 	    echo "not root: going on without containers and snapshots" >&2; \
 	fi
+
+transcript: tools
+	$(BIN)/python scripts/transcript.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -100,7 +100,7 @@ def test_from_deployment_to_deletion(
     deployed = nagara("deploy", str(app_file))
     assert deployed.exit_code == 0
     assert "smol version 1: http://127.0.0.1:" in deployed.stdout
-    assert "has not been started yet" in nagara("trace", "smol").stderr
+    assert "no start of smol has ended yet" in nagara("trace", "smol").stderr
 
     assert call(state, "smol") == 200
     assert call(state, "bad") == 503

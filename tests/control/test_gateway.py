@@ -1,6 +1,7 @@
 """Requests through the gateway to fake replicas."""
 
 import asyncio
+import gzip
 import hashlib
 import io
 import json
@@ -291,3 +292,49 @@ async def test_a_slow_answer_ends_with_504(stand: Any, text: Any) -> None:
     status, body = await stand.get("/smol/wait")
     assert status == 504
     assert json.loads(body)["error"]["code"] == "request_timeout"
+
+
+async def test_a_control_path_is_not_reached_by_a_fragment(stand: Any, text: Any) -> None:
+    await stand.up(text())
+    head = f"Host: x\r\nAuthorization: Bearer {stand.key}\r\nConnection: close\r\n\r\n"
+    answer = await _raw(stand, f"GET /smol/sleep#x HTTP/1.1\r\n{head}")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert stand.node.started == []
+
+
+async def test_a_compressed_body_passes_as_it_is(stand: Any, text: Any) -> None:
+    await stand.up(text())
+    plain = b"".join(b"%d" % number for number in range(200_000))
+    body = gzip.compress(plain)
+    headers = {"Content-Encoding": "gzip"}
+    for data in (body, io.BytesIO(body)):
+        async with stand.client.post("/smol/upload", data=data, headers=headers) as answer:
+            document = await answer.json()  # the replica's server has unpacked it
+            assert document["sha256"] == hashlib.sha256(plain).hexdigest()
+
+
+async def test_a_compressed_body_is_refused_where_its_model_decides(stand: Any, text: Any) -> None:
+    await stand.up(text())
+    body = gzip.compress(b'{"model": "smol"}')
+    headers = {"Content-Encoding": "gzip"}
+    async with stand.client.post("/v1/completions", data=body, headers=headers) as answer:
+        assert answer.status == 415
+
+
+async def test_half_an_answer_to_http_1_0_ends_with_a_reset(stand: Any, text: Any) -> None:
+    """Its connection's end is the answer's end: an orderly one would make it whole."""
+    await stand.up(text())
+    head = f"Host: x\r\nAuthorization: Bearer {stand.key}\r\n\r\n"
+    with pytest.raises(ConnectionResetError):
+        await _raw(stand, f"GET /smol/cut HTTP/1.0\r\n{head}")
+
+
+async def _raw(stand: Any, request: str) -> bytes:
+    """What comes back for bytes sent as they are, until the connection ends."""
+    host, _, port = stand.url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(request.encode())
+        return await reader.read()
+    finally:
+        writer.close()

@@ -12,8 +12,10 @@ import tokenizers
 import torch
 import transformers
 
-from nagara.engine.engine import Engine, EngineSettings, TokenEvent
+from nagara.engine.engine import Engine
+from nagara.engine.events import TokenEvent
 from nagara.engine.request import FinishReason, SamplingParams
+from nagara.engine.settings import EngineSettings
 
 VOCAB = 400
 CORPUS = [
@@ -62,6 +64,19 @@ def family_config(family: str) -> transformers.PretrainedConfig:
         return transformers.Qwen3Config(**COMMON, head_dim=32)
     if family == "gemma":
         return transformers.GemmaConfig(**COMMON, head_dim=16)
+    if family == "gpt2":
+        sizes = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 512}
+        return transformers.GPT2Config(
+            vocab_size=VOCAB, bos_token_id=1, eos_token_id=2, pad_token_id=2, **sizes
+        )
+    if family == "gpt-neox":
+        return transformers.GPTNeoXConfig(**{**COMMON, "num_key_value_heads": 4})
+    if family == "gemma2":
+        return transformers.Gemma2Config(
+            **COMMON, head_dim=16, sliding_window=16, query_pre_attn_scalar=20
+        )
+    if family == "gemma3":
+        return transformers.Gemma3TextConfig(**COMMON, head_dim=16, sliding_window=16)
     raise ValueError(family)
 
 
@@ -178,13 +193,48 @@ def reference() -> Callable[..., list[int]]:
     return _reference
 
 
+DEPTHS = (0, 1)
+_outcomes: dict[str, set[int]] = {}
+
+
+@pytest.fixture(params=DEPTHS, ids=["depth0", "depth1"])
+def depth(request: pytest.FixtureRequest) -> int:
+    """Every behavioural test runs without and with a step in flight; depth 0 is the oracle."""
+    name = request.node.nodeid.replace("depth1", "depth0")
+    _outcomes.setdefault(name, set()).add(request.param)
+    return request.param
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    both = sum(len(ran) == len(DEPTHS) for ran in _outcomes.values())
+    if _outcomes:
+        terminalreporter.write_line(f"engine: {both} cases ran at depth 0 and at depth 1")
+
+
 @pytest.fixture
-def start_engine() -> Iterator[Callable[..., Engine]]:
-    """Starts engines in float32 and ends them after the test."""
+def kernel() -> str:
+    """Overridden by tests that compare kernels."""
+    return "auto"
+
+
+@pytest.fixture
+def start_engine(depth: int, kernel: str) -> Iterator[Callable[..., Engine]]:
+    """Starts engines in float32 that check themselves, and ends them after the test."""
     started: list[Engine] = []
 
     def start(folder: Path, **settings: object) -> Engine:
-        engine = Engine(folder, EngineSettings(**{"dtype": "float32", **settings}))
+        engine = Engine(
+            folder,
+            EngineSettings(
+                **{
+                    "dtype": "float32",
+                    "is_checking": True,
+                    "kernel": kernel,
+                    "depth": depth,
+                    **settings,
+                }
+            ),
+        )
         engine.start()
         started.append(engine)
         return engine

@@ -3,6 +3,7 @@
 import pytest
 
 from nagara.engine.answer import AnswerBuilder
+from nagara.engine.events import TokenEvent
 from nagara.engine.request import FinishReason, SamplingParams, TokenLogprob
 from nagara.engine.tokenizer import StopFinder, Tokenizer
 
@@ -18,7 +19,11 @@ def build(tokenizer, ids, reason=FinishReason.LENGTH, **params):
     pieces = []
     for i, token in enumerate(ids):
         last = reason if i == len(ids) - 1 else None
-        pieces.append(builder.push(token, TokenLogprob(token, -float(i)), last))
+        pieces.append(
+            builder.take(
+                TokenEvent(token, TokenLogprob(token, -float(i)), last, last is FinishReason.STOP)
+            )
+        )
         if builder.finish_reason is not None:
             break
     return pieces

@@ -1,11 +1,22 @@
 """Tokens are those of transformers, whatever runs beside them; every request ends."""
 
+import asyncio
+import logging
 import random
+import time
+from dataclasses import replace
 
 import pytest
 
-from nagara.engine.errors import ContextLengthError, RequestError
+from nagara.engine.errors import (
+    ContextLengthError,
+    EngineError,
+    OverloadedError,
+    RequestError,
+    UnsupportedError,
+)
 from nagara.engine.request import FinishReason, SamplingParams
+from nagara.engine.settings import EngineSettings
 
 FAMILIES = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma"]
 
@@ -19,6 +30,7 @@ def greedy(new, **more):
     return SamplingParams(max_tokens=new, temperature=0, ignore_eos=True, **more)
 
 
+@pytest.mark.parametrize("kernel", ["c", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_those_of_transformers(
     family, make_model, start_engine, ask, reference
@@ -27,6 +39,23 @@ def test_greedy_tokens_equal_those_of_transformers(
     engine = start_engine(folder)
     for prompt in prompts(3):
         assert ask(engine, prompt, greedy(40)).all() == reference(folder, prompt, 40)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt-neox", "gemma2", "gemma3", "llama", "mistral"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_models_computed_by_transformers_code_give_its_tokens(
+    family, make_model, start_engine, ask, reference
+):
+    folder = make_model(family)
+    engine = start_engine(folder, kernel="transformers")
+    heard = [ask(engine, prompt, greedy(30)) for prompt in prompts(3)]
+    for one, prompt in zip(heard, prompts(3), strict=True):
+        assert one.all() == reference(folder, prompt, 30)
+
+
+def test_a_kernel_that_cannot_compute_an_architecture_is_refused(make_model, start_engine):
+    with pytest.raises(UnsupportedError, match="gpt2"):
+        start_engine(make_model("gpt2"), kernel="c")
 
 
 def test_greedy_tokens_of_smollm2_equal_those_of_transformers(
@@ -168,3 +197,156 @@ def test_the_compiled_engine_gives_the_same_tokens(tiny, start_engine, ask):
     plain, compiled = start_engine(tiny), start_engine(tiny, is_compiled=True)
     for prompt in prompts(4, 1, 300):
         assert ask(compiled, prompt, greedy(12)).all() == ask(plain, prompt, greedy(12)).all()
+
+
+@pytest.mark.parametrize("kernel", ["c", "torch"])
+def test_a_tiny_cache_preempts_and_changes_no_token(tiny, start_engine, ask, reference):
+    engine = start_engine(tiny, cache_tokens=160, max_concurrency=6)
+    heard = [ask(engine, p, greedy(60)) for p in prompts(6, 10, 40)]
+    for one, prompt in zip(heard, prompts(6, 10, 40), strict=True):
+        assert one.all() == reference(tiny, prompt, 60)
+    assert engine.stats().preemptions > 0
+
+
+def test_a_repeated_prompt_is_found_in_the_cache(tiny, start_engine, ask):
+    engine = start_engine(tiny)
+    prompt = prompts(1, 100, 100)[0]
+    first = ask(engine, prompt, greedy(10)).all()
+    assert engine.stats().prefix_hit_share == 0
+    assert ask(engine, prompt, greedy(10)).all() == first
+    assert engine.stats().prefix_hit_share == pytest.approx(96 / 200)
+
+
+def test_the_c_kernel_gives_bit_equal_logprobs_in_every_batch(tiny, start_engine, ask):
+    engine = start_engine(tiny, kernel="c", chunk_rows=16)
+    many = prompts(8, 5, 60)
+
+    def logprobs(heard):
+        out = []
+        while heard.reason is None:
+            event = heard.next()
+            out.append((event.token_id, event.logprob.logprob, event.logprob.top))
+        return out
+
+    params = greedy(12, logprobs=2)
+    alone = [logprobs(ask(engine, p, params)) for p in many]
+    together = [ask(engine, p, params) for p in many]
+    assert [logprobs(heard) for heard in together] == alone
+
+
+def test_generate_returns_answers_in_order_and_reports_progress(tiny, start_engine):
+    engine = start_engine(tiny)
+    seen = []
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    outputs = engine.generate(
+        ["the quick", [5, 6], "lazy dog"], params, progress=lambda done, all_: seen.append(done)
+    )
+    assert [len(output.token_ids) for output in outputs] == [8, 8, 8]
+    assert seen == [1, 2, 3]
+    again = engine.generate(["lazy dog"], params)
+    assert again[0].text == outputs[2].text
+
+
+def test_generate_computes_nothing_if_one_prompt_is_refused(tiny, start_engine):
+    engine = start_engine(tiny)
+    with pytest.raises(RequestError):
+        engine.generate(["the", []], SamplingParams())
+    assert engine.stats().steps == 0
+
+
+async def test_stream_gives_pieces_and_leaving_it_cancels(tiny, start_engine):
+    engine = start_engine(tiny, max_concurrency=1)
+    params = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+    stream = engine.stream("the quick brown", params)
+    async for piece in stream:
+        assert piece.text or piece.token_ids
+        break
+    await stream.aclose()
+    short = SamplingParams(max_tokens=2, ignore_eos=True)
+    last = [piece async for piece in engine.stream("the", short)][-1]
+    assert last.finish_reason is FinishReason.LENGTH
+
+
+async def test_one_slow_reader_among_eight_starves_nobody(tiny, start_engine):
+    engine = start_engine(tiny, max_concurrency=8)
+    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+    slow = engine.stream("the", params)
+    await anext(slow)
+
+    async def read(i):
+        return [piece async for piece in engine.stream([5 + i], params)]
+
+    others = await asyncio.gather(*(read(i) for i in range(7)))
+    assert all(pieces[-1].completion_tokens == 60 for pieces in others)
+    rest = [piece async for piece in slow]
+    assert rest[-1].completion_tokens == 60
+
+
+def test_a_stop_string_ends_the_computing_too(tiny, start_engine):
+    engine = start_engine(tiny)
+    params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
+    whole = engine.generate(["the quick"], params)[0].text
+    stop = whole[20:24]
+    before = engine.stats().rows
+    cut = engine.generate(["the quick"], replace(params, stop=(stop,)))[0]
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.finish_reason is FinishReason.STOP
+    assert engine.stats().rows - before < 100
+
+
+def test_sleep_drops_the_cache_and_wake_takes_requests_again(tiny, start_engine, ask):
+    engine = start_engine(tiny)
+    first = ask(engine, [5, 6], greedy(5)).all()
+    running = ask(engine, [7], greedy(400))
+    running.next()
+    engine.sleep()
+    running.all()
+    assert running.reason is FinishReason.CANCELLED
+    with pytest.raises(EngineError, match="asleep"):
+        ask(engine, [5], greedy(1))
+    engine.sleep()
+    engine.wake()
+    assert ask(engine, [5, 6], greedy(5)).all() == first
+
+
+def test_a_failing_step_ends_every_request_with_the_error(tiny, start_engine, ask, monkeypatch):
+    engine = start_engine(tiny)
+    logging.getLogger("nagara.engine").setLevel(logging.CRITICAL)
+
+    def fail(_):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(engine._model, "forward", fail)
+    heard = ask(engine, [5], greedy(5))
+    with pytest.raises(EngineError, match="device is gone"):
+        heard.all()
+    with pytest.raises(EngineError, match="device is gone"):
+        ask(engine, [5], greedy(5))
+
+
+def test_too_many_waiting_requests_are_refused(tiny, start_engine, ask):
+    engine = start_engine(tiny, max_concurrency=1, max_waiting=1)
+    heard = ask(engine, [5], greedy(400))
+    heard.next()
+    second = ask(engine, [5], greedy(400))
+    while engine.stats().waiting == 0:  # the step thread has taken the second one in
+        time.sleep(0.001)
+    with pytest.raises(OverloadedError):
+        ask(engine, [5], greedy(400))
+    for one in (heard, second):
+        engine.cancel(one.key)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"depth": 2},
+        {"kernel": "magic"},
+        {"device": "tpu"},
+        {"chunk_rows": 0},
+        {"is_compiled": True, "kernel": "c"},
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_refused(settings):
+    with pytest.raises(UnsupportedError):
+        EngineSettings(**settings)

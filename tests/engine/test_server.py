@@ -17,8 +17,8 @@ import openai
 import pytest
 from aiohttp import ClientSession, test_utils
 
-from nagara.engine.engine import EngineSettings
 from nagara.engine.server import ModelServer, ServeSettings
+from nagara.engine.settings import EngineSettings
 
 
 @asynccontextmanager
@@ -117,6 +117,13 @@ async def test_models_are_listed(tiny):
             await client.models.retrieve("other")
 
 
+async def test_a_request_that_names_no_model_means_the_one_there_is(served):
+    asked = {"prompt": "the", "max_tokens": 1}
+    async with ClientSession() as http, http.post(f"{served}/v1/completions", json=asked) as answer:
+        assert answer.status == 200
+        assert (await answer.json())["model"] == "tiny"
+
+
 GOOD = {"model": "tiny", "prompt": "the"}
 
 
@@ -127,7 +134,6 @@ GOOD = {"model": "tiny", "prompt": "the"}
         (b"[]", 400, None),
         (b"\xff\xfe", 400, None),
         (b"[" * 100_000, 400, None),
-        ({"prompt": "the"}, 400, "model"),
         ({**GOOD, "model": "other"}, 404, "model"),
         ({"model": "tiny"}, 400, "prompt"),
         ({"model": "tiny", "prompt": ""}, 400, "prompt"),
@@ -231,6 +237,129 @@ async def test_a_client_that_goes_away_ends_its_request(tiny):
             short = {"model": "tiny", "prompt": "the", "max_tokens": 1}
             async with http.post(f"{url}/v1/completions", json=short) as answer:
                 assert answer.status == 200
+
+
+async def test_a_text_and_a_conversation_can_be_tokenized_and_back(served):
+    async with ClientSession() as http:
+        async with http.post(f"{served}/tokenize", json={"prompt": "the lazy dog"}) as answer:
+            value = await answer.json()
+        assert value["count"] == len(value["tokens"])
+        async with http.post(f"{served}/detokenize", json={"tokens": value["tokens"]}) as answer:
+            assert (await answer.json())["prompt"] == "the lazy dog"
+        async with http.post(f"{served}/tokenize", json={"messages": HELLO}) as answer:
+            assert (await answer.json())["count"] > value["count"]
+        async with http.post(f"{served}/tokenize", json={}) as answer:
+            assert answer.status == 400
+        async with http.post(f"{served}/detokenize", json={"tokens": [10**6]}) as answer:
+            assert answer.status == 400
+
+
+async def test_metrics_count_requests_and_tokens_and_say_whether_overlap_is_on(served):
+    async with ClientSession() as http:
+        body = {**GOOD, "max_tokens": 5, "ignore_eos": True}
+        await (await http.post(f"{served}/v1/completions", json=body)).read()
+        await (await http.post(f"{served}/v1/completions", data=b"{")).read()
+        async with http.get(f"{served}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert values['nagara_engine_requests_total{status="200"}'] == "1"
+    assert values['nagara_engine_requests_total{status="400"}'] == "1"
+    assert values["nagara_engine_completion_tokens_total"] == "5"
+    assert values["nagara_engine_depth"] == "1"
+    assert values["nagara_engine_first_token_seconds_count"] == "1"
+    for name in values:
+        bare = name.split("{")[0].removesuffix("_bucket").removesuffix("_sum")
+        assert any(line.startswith(f"# HELP {bare.removesuffix('_count')} ") for line in lines)
+
+
+async def test_sleep_and_wake_need_the_token_of_the_replica(served, monkeypatch, tmp_path):
+    async with ClientSession() as http:
+
+        async def post(path, token=None):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            async with http.post(served + path, headers=headers) as answer:
+                return answer.status
+
+        async def health():
+            async with http.get(f"{served}/health") as answer:
+                return answer.status
+
+        monkeypatch.delenv("NAGARA_REPLICA_TOKEN", raising=False)
+        assert await post("/sleep", "anything") == 403
+        monkeypatch.setenv("NAGARA_REPLICA_TOKEN", "secret")
+        assert await post("/sleep") == 403
+        assert await post("/sleep", "wrong") == 403
+        assert await health() == 200
+        assert await post("/sleep", "secret") == 200
+        assert await health() == 503
+        async with http.post(f"{served}/v1/completions", json=GOOD) as answer:
+            assert answer.status == 503
+            assert (await answer.json())["error"]["code"] == "asleep"
+        (tmp_path / "token").write_text("newer\n")
+        monkeypatch.setenv("NAGARA_REPLICA_TOKEN_FILE", str(tmp_path / "token"))
+        assert await post("/wake", "secret") == 403
+        assert await post("/wake", "newer") == 200
+        async with http.post(f"{served}/v1/completions", json=GOOD) as answer:
+            assert answer.status == 200
+
+
+async def test_an_answer_follows_a_json_schema(tiny):
+    pytest.importorskip("llguidance", reason="structured output needs llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    async with client_of(tiny) as client:
+        answer = await client.chat.completions.create(
+            model="tiny", messages=HELLO, response_format=form, max_tokens=60, seed=1
+        )
+        assert set(json.loads(answer.choices[0].message.content)) == {"ok"}
+        bad = {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model="tiny", messages=HELLO, response_format=bad)
+        assert caught.value.body["param"] == "response_format"
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+async def test_tool_calls_come_back_parsed_whole_and_streamed(tiny):
+    """A regular expression makes the tiny model write the call that a trained one would."""
+    pytest.importorskip("llguidance", reason="structured output needs llguidance")
+    pattern = r'hm <tool_call>\{"name": "look", "arguments": \{"at": "[a-c]"\}\}</tool_call>'
+    asked = {
+        "model": "tiny",
+        "messages": HELLO,
+        "tools": [TOOL],
+        "max_tokens": 100,
+        "seed": 3,
+        "extra_body": {"regex": pattern},
+    }
+    async with client_of(tiny) as client:
+        whole = (await client.chat.completions.create(**asked)).choices[0]
+        call = whole.message.tool_calls[0]
+        assert whole.finish_reason == "tool_calls"
+        assert whole.message.content == "hm "
+        assert call.function.name == "look"
+        assert set(json.loads(call.function.arguments)) == {"at"}
+        stream = await client.chat.completions.create(**asked, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+        deltas = [d for c in chunks for d in c.delta.tool_calls or []]
+        assert [d.function.arguments for d in deltas] == [call.function.arguments]
+        assert "".join(c.delta.content or "" for c in chunks) == "hm "
+        assert chunks[-1].finish_reason == "tool_calls"
+        earlier = [
+            *HELLO,
+            {"role": "assistant", "tool_calls": [call.model_dump()]},
+            {"role": "tool", "tool_call_id": call.id, "content": "seen"},
+        ]
+        again = await client.chat.completions.create(
+            model="tiny", messages=earlier, max_tokens=3, tools=[TOOL]
+        )
+        assert again.choices
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from nagara.engine.config import parse_model_config
 from nagara.engine.errors import ModelFolderError, UnsupportedError
+from nagara.engine.flat_weights import can_pack, pack_weights, take_flat_weights
 from nagara.engine.modelfolder import check_model_folder
 from nagara.engine.weights import MappedWeights, pick_dtype
 
@@ -40,6 +42,30 @@ def test_a_missing_tensor_and_a_wrong_shape_are_refused(tiny):
         weights.take("model.other", (1,))
     with pytest.raises(ModelFolderError, match="shape"):
         weights.take("model.norm.weight", (65,))
+
+
+def test_packed_products_equal_plain_ones_up_to_rounding(tiny):
+    if not can_pack(torch.bfloat16):
+        pytest.skip("this processor does not multiply bfloat16")
+    folder = check_model_folder(tiny)
+    plain = take_flat_weights(
+        parse_model_config(folder.config), MappedWeights(folder, torch.bfloat16)
+    )
+    packed, size = pack_weights(plain)
+    x = torch.randn(5, 64).bfloat16()
+    expected = torch.nn.functional.linear(x.float(), plain.layers[0].gate.weight.float())
+    assert torch.allclose(packed.layers[0].gate(x).float(), expected, rtol=0.02, atol=0.05)
+    assert size > 0
+
+
+def test_weights_moved_to_a_device_stay_tied(tiny):
+    folder = check_model_folder(tiny)
+    taken = take_flat_weights(
+        parse_model_config(folder.config), MappedWeights(folder, torch.float32)
+    )
+    moved = taken.to(torch.device("cpu"))
+    assert moved.head is moved.embedding
+    assert torch.equal(moved.layers[1].down.weight, taken.layers[1].down.weight)
 
 
 def test_auto_computes_in_the_stored_type():

@@ -133,17 +133,28 @@ class Yard:
             layers = str(self.state.resolve() / "node/layers")
             owned = [o for o in owned if o.kind != "layer folder" and not o.name.startswith(layers)]
         found = [f"{thing.kind} {thing.name}" for thing in owned]
-        groups = Path("/sys/fs/cgroup").glob(f"**/nagara/*{self.prefix}-*")
-        found += [f"control group {path}" for path in groups if path.is_dir()]
-        found += [f"process {pid}" for pid in processes_naming(self.prefix)]
+        found += [f"control group {path}" for path in self._groups() if path.is_dir()]
+        named = processes_naming(self.prefix)
+        found += [f"process {pid}" for pid in (*named, *self._orphans())]
         return sorted(set(found))
+
+    def _groups(self) -> list[Path]:
+        """Control groups, in the unified hierarchy and in one per controller."""
+        mount, own = Path("/sys/fs/cgroup"), f"nagara/*{self.prefix}-*"
+        return [*mount.glob(own), *mount.glob(f"*/{own}")]
+
+    def _orphans(self) -> list[int]:
+        """What fell to the keeper and is no replica's first process: of a torn start."""
+        keepers = processes_naming(f"{self.state}/node/keeper.sock", of_keeper=True)
+        firsts = set(processes_naming(self.prefix))
+        return [pid for pid in children_of(set(keepers)) if pid not in firsts]
 
     def force_away(self) -> None:
         """The last resort, so that a failed test leaves the machine to others."""
         for pid in processes_naming(f"{self.state}/node/keeper.sock", of_keeper=True):
             os.kill(pid, signal.SIGKILL)
         kill_tools_in(self.state)
-        for path in list(Path("/sys/fs/cgroup").glob(f"**/nagara/*{self.prefix}-*")):
+        for path in self._groups():
             thaw_cgroup(path.name)
             kill_cgroup(path.name)
             remove_cgroup(path.name)
@@ -152,9 +163,23 @@ class Yard:
         unmount_tree(self.state)
 
 
-def processes_naming(text: str, *, of_keeper: bool = False) -> list[int]:
+def children_of(parents: set[int]) -> list[int]:
+    """Processes, other than ended ones, whose parent is one of these."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if int(parent) in parents and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def processes_naming(text: str, *, of_keeper: bool = False, exact: bool = False) -> list[int]:
     """Processes with `text` in the environment they were started with (or, the keeper, in its
-    arguments): replicas are given their name."""
+    arguments): replicas are given their name, which begins with `text` or is just that."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -162,7 +187,8 @@ def processes_naming(text: str, *, of_keeper: bool = False) -> list[int]:
                 held = (entry / ("cmdline" if of_keeper else "environ")).read_bytes()
             except OSError:
                 continue
-            wanted = text if of_keeper else f"NAGARA_REPLICA={text}-"
+            name = f"NAGARA_REPLICA={text}" + ("\0" if exact else "-")
+            wanted = text if of_keeper else name
             if wanted.encode() in held:
                 found.append(int(entry.name))
     return found

@@ -80,6 +80,8 @@ async def test_a_dialled_socket_lives_in_the_replicas_network(remote):
 
 async def test_dialling_a_port_where_nobody_listens_is_a_refused_connection(remote):
     report = await remote.start()
+    code = "import time; threading.Thread(target=time.sleep, args=(60,), daemon=False).start()"
+    await remote.tell(report.replica, code)  # so that the process outlives its server
     await remote.tell(report.replica, "threading.Timer(0.05, server.shutdown).start()")
     await remote.tell(report.replica, "threading.Timer(0.2, server.server_close).start()")
     for _ in range(200):

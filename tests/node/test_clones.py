@@ -263,3 +263,15 @@ async def test_a_forgotten_app_starts_plainly_while_its_replicas_go_on(captured)
     plain = await captured.start(spec)
     assert plain.kind is StartKind.PLAIN
     await captured.stop(replica, plain.replica)
+
+
+async def test_an_app_forgotten_while_replicas_start_harms_none_of_them(captured):
+    spec = captured.spec(app="in-between", env={"FIRST": "x = 1"})
+    assert (await captured.capture(spec)).reason is None
+    starting = [asyncio.ensure_future(captured.start(spec)) for _ in range(3)]
+    await asyncio.sleep(0.03)
+    await captured.node.forget_app("default", "in-between")
+    for report in await asyncio.gather(*starting):
+        assert await captured.tell(report.replica, "answer = x") == 1
+        await captured.stop(report.replica)
+    assert (await captured.start(spec)).kind is StartKind.PLAIN

@@ -54,6 +54,46 @@ for number in (250, 298, 321, 323):
     assert await inside(code) == ["EPERM"] * 4
 
 
+async def test_no_user_namespace_gives_capabilities_back(inside):
+    code = """
+import ctypes, errno, signal
+libc = ctypes.CDLL(None, use_errno=True)
+answer = []
+new_user, new_everything = 0x10000000, 0x7E020000
+for flags in (new_user, new_everything):
+    libc.unshare(flags)
+    answer.append(errno.errorcode[ctypes.get_errno()])
+libc.syscall(56, new_user | signal.SIGCHLD, 0, 0, 0, 0)
+answer.append(errno.errorcode[ctypes.get_errno()])
+libc.syscall(435, ctypes.create_string_buffer(88), 88)
+answer.append(errno.errorcode[ctypes.get_errno()])
+"""
+    assert await inside(code) == ["EPERM", "EPERM", "EPERM", "ENOSYS"]
+
+
+async def test_sockets_that_leave_the_network_namespace_are_refused(inside):
+    code = """
+import errno, socket
+answer = []
+for family in (socket.AF_VSOCK, socket.AF_ALG):
+    try:
+        socket.socket(family, socket.SOCK_SEQPACKET if family == socket.AF_ALG else 1).close()
+        answer.append("made")
+    except OSError as error:
+        answer.append(errno.errorcode[error.errno])
+"""
+    assert await inside(code) == ["EAFNOSUPPORT"] * 2
+
+
+async def test_threads_and_processes_are_bounded(inside):
+    """A replica that forks without end leaves the machine's pids to others."""
+    pid_max = int(Path("/proc/sys/kernel/pid_max").read_text())
+    groups = Path("/sys/fs/cgroup")
+    name = inside.yard.node._replicas[inside.report.replica].folder.control_group
+    (limit,) = (path.read_text() for path in groups.glob(f"**/nagara/{name}/pids.max"))
+    assert int(limit) == min(32768, pid_max // 8)
+
+
 async def test_capabilities_are_few_and_no_new_ones_can_be_got(inside):
     status = await inside("answer = open('/proc/self/status').read()")
     lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -182,7 +222,8 @@ except OSError as error:
 
 
 async def test_limits_are_set_on_its_control_groups(inside):
-    groups = list(Path("/sys/fs/cgroup").glob(f"**/nagara/*-{inside.report.replica}"))
+    mount, own = Path("/sys/fs/cgroup"), f"nagara/*-{inside.report.replica}"
+    groups = [*mount.glob(own), *mount.glob(f"*/{own}")]
     limits = {
         path.read_text().strip()
         for group in groups

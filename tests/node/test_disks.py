@@ -46,10 +46,12 @@ async def test_a_state_folder_that_cannot_be_written_is_said_with_what_to_do(mou
 
 
 def fill(path):
-    with contextlib.suppress(OSError), path.open("wb") as file:
-        while True:
-            file.write(b"x" * 65536)
-            file.flush()
+    """To the last block, which a large write does not reach."""
+    with path.open("ab", buffering=0) as file:
+        for size in (65536, 1024):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
 
 
 async def test_a_full_disk_fails_starts_and_captures_while_replicas_go_on(mounted):

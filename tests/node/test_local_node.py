@@ -4,12 +4,15 @@ import asyncio
 import errno
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from nagara.contract.node import NodeError, ReplicaGoneError, StartFailedError
-from nagara.contract.replica import Limits, ModelMount, StartKind
+from nagara.contract.replica import Lease, Limits, ModelMount, StartKind
 from nagara.node.build import build_node
+from nagara.node.logs import ReplicaLogs
+from nagara.node.replica_folder import ReplicaRecord
 
 MODES = ["container", "process"]
 
@@ -218,6 +221,22 @@ async def test_only_the_last_logs_of_an_app_are_kept(any_yard):
     report = await any_yard.start()
     kept = {path.name for path in folder.glob("*.log")}
     assert kept == {f"old-{n}.log" for n in range(11, 30)} | {f"{report.replica}.log"}
+
+
+def test_logs_of_replicas_that_exist_stay_and_many_may_be_prepared_at_once(tmp_path):
+    logs = ReplicaLogs(tmp_path)
+    names = [f"r{number}" for number in range(60)]
+    records = [ReplicaRecord(name, "t", "a", "d", Lease("s", 1), 80) for name in names]
+    existing = frozenset(names[:30])
+
+    def prepare(record):
+        logs.prepare(record, existing)
+        logs.path_for(record).touch()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(prepare, records))
+    kept = {path.stem for path in (tmp_path / "t/a").glob("*.log")}
+    assert existing <= kept
 
 
 async def test_names_that_lead_out_of_the_state_folder_are_refused(any_yard):

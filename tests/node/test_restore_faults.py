@@ -2,13 +2,16 @@
 
 import asyncio
 import dataclasses
+import hashlib
 import json
 import os
+import shutil
 
 import pytest
 import pytest_asyncio
 
 from nagara.contract.replica import StartKind
+from nagara.snapshot.errors import BadSnapshotError
 from nagara.snapshot.facts import read_host_facts
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
@@ -35,14 +38,25 @@ class App:
         return report
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def app(shared, request):
-    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[-60:]
-    spec = shared.spec(app="a" + name.strip("-"), env={"FIRST": "import os; os.mkdir('/srv/made')"})
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def saved(shared, tmp_path_factory):
+    """One captured app, and a copy of its snapshots to put back."""
+    spec = shared.spec(app="faulty", env={"FIRST": "os.mkdir('/srv/made')"})
     report = await shared.capture(spec)
     assert report.reason is None
-    yield App(shared, spec)
-    await shared.node.forget_app(spec.tenant, spec.app)
+    original = shared.state / "snapshots/default/faulty"
+    copy = tmp_path_factory.mktemp("saved") / "faulty"
+    shutil.copytree(original, copy)
+    return App(shared, spec), original, copy
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def app(saved):
+    """The captured app, its snapshot whole."""
+    app, original, copy = saved
+    shutil.rmtree(original, ignore_errors=True)
+    shutil.copytree(copy, original)
+    return app
 
 
 async def test_a_wrong_canary_answer_is_a_plain_start_and_twice_is_quarantine(app):
@@ -64,8 +78,6 @@ async def test_memory_that_was_changed_is_noticed_by_the_canary(shared):
     assert (await shared.capture(spec)).reason is None
     forged = App(shared, spec)
     # The file is what was "captured": its digest is made to fit, so that only the canary can tell.
-    import hashlib
-
     changed = {}
     for path in (forged.folder / "memory").glob("pages-*.img"):
         content = path.read_bytes()
@@ -114,8 +126,6 @@ async def test_damaged_metadata_is_as_if_there_were_no_snapshot(app):
 
 async def test_what_the_tool_itself_refuses_counts_against_the_snapshot(app):
     """Its files are made to fit their digests, so that only the restore itself can fail."""
-    import hashlib
-
     metadata = app.folder / "snapshot.json"
     record = json.loads(metadata.read_text())
     path = app.folder / "memory/inventory.img"
@@ -201,8 +211,6 @@ async def test_a_snapshot_is_good_again_after_one_failure_and_one_success(app, m
     kept = snapshots.check_answer
 
     async def fails(*arguments):
-        from nagara.snapshot.errors import BadSnapshotError
-
         raise BadSnapshotError("once")
 
     for _ in range(2):
@@ -210,3 +218,14 @@ async def test_a_snapshot_is_good_again_after_one_failure_and_one_success(app, m
         assert (await app.start()).kind is StartKind.PLAIN
         monkeypatch.setattr(snapshots, "check_answer", kept)
         assert (await app.start()).kind is StartKind.RESTORED
+
+
+async def test_a_frozen_layer_that_lists_something_else_is_not_used(app):
+    """The tool's exit code says nothing about closed files: the listing does."""
+    await app.yard.node._snapshots._layers.unmount(app.folder.name)
+    metadata = app.folder / "snapshot.json"
+    record = json.loads(metadata.read_text())
+    metadata.write_text(json.dumps(record | {"layer_digest": "0" * 64}))
+    report = await app.start()
+    assert report.kind is StartKind.PLAIN
+    assert "the frozen layer is not what was frozen" in report.fallback

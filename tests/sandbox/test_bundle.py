@@ -59,7 +59,7 @@ def test_the_control_group_is_below_nagaras():
 
 
 def test_limits_appear_only_where_they_are_given():
-    assert set(bundle().config()["linux"]["resources"]) == {"devices"}
+    assert set(bundle().config()["linux"]["resources"]) == {"devices", "pids"}
     resources = bundle(cpu_cores=0.5, memory_bytes=1 << 30).config()["linux"]["resources"]
     assert resources["memory"] == {"limit": 1 << 30}
     assert resources["cpu"] == {"quota": 50_000, "period": 100_000}

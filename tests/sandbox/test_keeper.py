@@ -1,6 +1,7 @@
 """The keeper as a process of its own, asked through its client."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -106,6 +107,24 @@ async def test_what_a_child_writes_to_both_streams_is_in_its_log(kept):
     assert await kept.ended("a") == 0
     await kept.written(b"out")
     await kept.written(b"err")
+
+
+async def test_after_a_drain_what_was_written_before_is_in_the_log(kept):
+    code = """
+import time
+for number in range(1000):
+    time.sleep(0.01)
+    print(number, flush=True)
+    open("mark", "w").write(str(number))
+"""
+    await kept.python("a", code)
+    for _ in range(20):
+        await asyncio.sleep(0.011)
+        with contextlib.suppress(FileNotFoundError):
+            mark = (kept.folder / "mark").read_text()
+            await kept.client.drain("a")
+            assert mark in kept.log.read_text().split() or not mark
+    await kept.client.drain("unknown")
 
 
 async def test_exit_codes_and_signals_are_told_apart(kept):

@@ -4,7 +4,14 @@ from pathlib import Path
 import pytest
 
 from nagara.sandbox import tools
-from nagara.sandbox.tools import ToolError, Tools, check_criu, find_tools, install_runc, own_criu
+from nagara.sandbox.tools import (
+    ToolError,
+    Tools,
+    check_criu,
+    find_tools,
+    install_package,
+    own_criu,
+)
 
 
 def put_program(path: Path, says: str, code: int = 0) -> Path:
@@ -62,6 +69,14 @@ def test_an_old_criu_alone_is_named_with_its_version(bin_dir: Path, tmp_path: Pa
     assert f"criu >= 4.2 ({bin_dir}/criu is 3.17.1)" in found.missing[1]
 
 
+def test_a_criu_newer_than_those_tried_is_used_and_said(bin_dir: Path, tmp_path: Path) -> None:
+    shell_stays_reachable(bin_dir)
+    put_program(bin_dir / "criu", "Version: 5.0")
+    found = find_tools(tmp_path / "tools")
+    assert found.criu == bin_dir / "criu"
+    assert "criu 5.0 is newer" in found.doubts[0]
+
+
 def test_a_torn_criu_counts_as_none(bin_dir: Path, tmp_path: Path) -> None:
     own = own_criu(tmp_path / "tools")
     own.parent.mkdir(parents=True)
@@ -79,7 +94,7 @@ def test_a_failing_check_says_what_criu_said(bin_dir: Path) -> None:
 
 def test_without_apt_the_package_to_install_is_named(bin_dir: Path) -> None:
     with pytest.raises(ToolError, match=r"no apt-get[^\0]*package `runc`"):
-        install_runc()
+        install_package("runc", "nagara setup runc")
 
 
 def test_an_ordinary_user_is_told_to_be_root(
@@ -88,7 +103,7 @@ def test_an_ordinary_user_is_told_to_be_root(
     put_program(bin_dir / "apt-get", "never called", code=1)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ToolError, match="needs root"):
-        install_runc()
+        install_package("runc", "nagara setup runc")
 
 
 def test_a_failing_apt_is_quoted(bin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +111,7 @@ def test_a_failing_apt_is_quoted(bin_dir: Path, monkeypatch: pytest.MonkeyPatch)
     put_program(bin_dir / "apt-get", "Reading\nE: Unable to locate package runc\nbye", code=100)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(ToolError, match="E: Unable to locate package runc"):
-        install_runc()
+        install_package("runc", "nagara setup runc")
 
 
 @pytest.mark.root

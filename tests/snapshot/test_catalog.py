@@ -187,6 +187,15 @@ def test_forgetting_an_app_removes_all_its_snapshots_and_no_others(catalog):
     catalog.verify(other)
 
 
+def test_a_failure_of_what_has_been_forgotten_meanwhile_is_no_error(catalog):
+    snapshot = publish(catalog)
+    catalog.forget_app("default", "app")
+    with pytest.raises(BadSnapshotError, match="incomplete"):
+        catalog.verify(snapshot)
+    assert catalog.count_bad(snapshot, "gone") is False
+    catalog.forgive(snapshot)
+
+
 def test_publishing_makes_the_folder_visible_at_once_and_complete(catalog, monkeypatch):
     seen = []
     rename = Path.rename

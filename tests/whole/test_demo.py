@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_the_demo_answers_the_same_from_a_snapshot(
     assert "restored start" in done.stdout
     assert "times faster" in done.stdout
     assert done.stdout.count("Paris") == 2
-    assert "nagara up examples/smollm2.toml" in done.stdout
+    assert "up examples/smollm2.toml" in done.stdout
     assert owned_by(tmp_path) == []
     assert {path.name for path in tmp_path.iterdir()} == {"models", "tools"}
 
@@ -55,3 +56,17 @@ def test_the_demo_runs_without_root_and_says_what_is_missing(
     assert "without root" in done.stdout
     assert "both answers are equal" in done.stdout
     assert "times faster" not in done.stdout
+
+
+def test_a_demo_that_is_terminated_leaves_nothing(smollm2: ModelFolder, tmp_path: Path) -> None:
+    (tmp_path / "models").symlink_to(smollm2.path.parent.resolve())
+    command = [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(tmp_path), "demo"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
+        assert running.stdout is not None
+        while b"a plain start" not in running.stdout.readline():
+            pass
+        running.terminate()
+        running.stdout.read()
+        assert running.wait() == 128 + signal.SIGTERM
+    assert {path.name for path in tmp_path.iterdir()} == {"models"}
+    assert owned_by(tmp_path) == []

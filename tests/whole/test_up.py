@@ -1,7 +1,9 @@
 import json
 import os
+import pwd
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -127,3 +129,18 @@ def test_replicas_stay_when_asked_to(up: Any) -> None:
     assert up.end() == 0
     up.begin()
     assert up.get("/obedient/", key=key)[2]["x-nagara-replica"] == before
+
+
+@pytest.mark.root
+def test_as_another_user_control_serves_and_the_agent_ends_with_it(up: Any) -> None:
+    for folder in (up.state, *up.state.parents):
+        if folder.is_relative_to(tempfile.gettempdir()) and folder != Path(tempfile.gettempdir()):
+            folder.chmod(0o755)  # pytest's own are closed to everybody else
+    up.begin("--user", "nobody")
+    up.deploy(up.obedient(snapshot=False))
+    assert up.get("/obedient/", key=up.admin.add_key("test"))[0] == 200
+    status = Path(f"/proc/{up.process.pid}/status").read_text()
+    assert f"Uid:\t{pwd.getpwnam('nobody').pw_uid}\t" in status
+    (agent,) = up.agents()
+    assert up.end(signal.SIGINT) == 0
+    assert not Path(f"/proc/{agent}").exists()

@@ -1,11 +1,12 @@
 """`nagara agent`: this machine's node, offered at a Unix socket to control processes.
 
-Ends on SIGTERM or SIGINT. Replicas go on without it and are taken over by the next one; a keeper
-that has no replica left ends with it.
+Ends on SIGTERM or SIGINT, or with the `nagara up` that has started it. Replicas go on without it
+and are taken over by the next one; a keeper that has no replica left ends with it.
 """
 
 import asyncio
 import logging
+import os
 import pwd
 import signal
 from pathlib import Path
@@ -14,10 +15,10 @@ import click
 
 from nagara.base.errors import UsageError
 from nagara.base.folder_lock import only_holder
-from nagara.base.linux import die_with_parent
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
 from nagara.node.build import build_node
+from nagara.node.machine_faults import as_node_error
 
 _log = logging.getLogger(__name__)
 
@@ -40,21 +41,23 @@ def agent_socket(state: Path) -> Path:
     help="A user whose control process may use this agent: it can then run commands in "
     "containers with this agent's rights.",
 )
-@click.option("--end-with-parent", is_flag=True, hidden=True)
+@click.option("--end-with-input", is_flag=True, hidden=True)
 @click.pass_obj
 def agent(
-    settings: Settings, path: Path | None, allow_user: str | None, end_with_parent: bool
+    settings: Settings, path: Path | None, allow_user: str | None, end_with_input: bool
 ) -> None:
     """Run this machine's node agent alone."""
-    if end_with_parent:
-        die_with_parent(signal.SIGTERM)
     owner = _user_id(allow_user) if allow_user else None
     hint = "another agent serves this state folder: is `nagara up` running already?"
-    with only_holder(settings.state / "node", "agent.lock", hint):
-        asyncio.run(_serve(settings.state, path or agent_socket(settings.state), owner))
+    try:
+        with only_holder(settings.state / "node", "agent.lock", hint):
+            socket = path or agent_socket(settings.state)
+            asyncio.run(_serve(settings.state, socket, owner, end_with_input=end_with_input))
+    except OSError as error:  # a state folder that cannot be written
+        raise as_node_error(error) from error
 
 
-async def _serve(state: Path, path: Path, owner: int | None) -> None:
+async def _serve(state: Path, path: Path, owner: int | None, *, end_with_input: bool) -> None:
     node = build_node(state)
     await node.open()
     allowed = () if owner is None else (owner,)
@@ -62,6 +65,8 @@ async def _serve(state: Path, path: Path, owner: int | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.cancel)
+    if end_with_input:
+        _watch_input(loop, server)
     for gap in (await node.facts()).missing:
         _log.info("without %s", gap)
     try:
@@ -70,6 +75,20 @@ async def _serve(state: Path, path: Path, owner: int | None) -> None:
             server.result()
     finally:
         await node.close(stop_replicas=False)
+
+
+def _watch_input(loop: asyncio.AbstractEventLoop, server: asyncio.Future[None]) -> None:
+    """Ends the server when whoever holds the other end of standard input has ended.
+
+    A signal at the parent's end would not do: a parent that has given up root may not send one.
+    """
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            server.cancel()
+
+    loop.add_reader(0, read)
 
 
 def _user_id(name: str) -> int:

@@ -17,7 +17,7 @@ _REMARK_CHARS = 300
 @click.option("--json", "as_json", is_flag=True, help="Print the API's document.")
 @click.pass_obj
 def apps(settings: Settings, as_json: bool) -> None:
-    """List the apps and their replicas."""
+    """List the apps, how many replicas each has, and what is wrong."""
     found = connect(settings.state).apps()
     if as_json:
         click.echo(json.dumps(found, indent=2))

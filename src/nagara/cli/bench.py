@@ -22,6 +22,18 @@ BENCHMARKS: dict[str, _Entry] = {
         "nagara.cli.bench_coldstart:coldstart",
         "From a request to the first token, started plainly and restored.",
     ),
+    "rounds": _Entry(
+        "nagara.cli.bench_rounds:rounds",
+        "Folded to zero and called by several at once, many times; what is left afterwards.",
+    ),
+    "overlap": _Entry(
+        "nagara.cli.bench_engine:overlap",
+        "How busy the device is with and without a step in flight.",
+    ),
+    "engine": _Entry(
+        "nagara.cli.bench_engine:engine",
+        "The engine's speed against what its linear layers alone allow.",
+    ),
 }
 
 

@@ -4,6 +4,7 @@ A nagara of its own is brought up, and ends with the demonstration. The model mu
 added (`make demo` does that).
 """
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -38,6 +39,7 @@ _console = Console(highlight=False)
 @click.pass_obj
 def demo(settings: Settings) -> None:
     """Show a cold start, a snapshot and a restored start."""
+    settings.state.mkdir(parents=True, exist_ok=True)
     find_model(settings.models_dir, _APP)
     with ExitStack() as stack:
         with _step("bringing nagara up"):
@@ -45,7 +47,7 @@ def demo(settings: Settings) -> None:
         _run(instance)
         with _step("folding everything away"):
             stack.close()
-    _how_to_go_on()
+    _how_to_go_on(settings)
 
 
 def _step(what: str) -> Any:
@@ -117,17 +119,19 @@ def _at_once(instance: Instance) -> None:
         )
 
 
-def _how_to_go_on() -> None:
-    _console.print(
-        f"""
+def _how_to_go_on(settings: Settings) -> None:
+    command = f"{sys.argv[0]} --state {settings.state}"
+    text = f"""
 [bold]how to go on[/]
-  nagara up examples/{_APP}.toml          # prints its address and an API key
+  {command} up examples/{_APP}.toml
+
+It prints its address and an API key. Then, in another terminal, with that key in KEY:
 
   curl http://127.0.0.1:8080/{_APP}/v1/chat/completions \\
     -H "Authorization: Bearer $KEY" -H "Content-Type: application/json" \\
-    -d '{{"messages": \\[{{"role": "user", "content": "Hello"}}]}}'
+    -d '{{"max_tokens": 50, "messages": \\[{{"role": "user", "content": "Hello"}}]}}'
 
   OpenAI(base_url="http://127.0.0.1:8080/v1", api_key=KEY).chat.completions.create(
-      model="{_APP}", messages=\\[{{"role": "user", "content": "Hello"}}])
+    model="{_APP}", max_tokens=50, messages=\\[{{"role": "user", "content": "Hello"}}])
 """
-    )
+    _console.print(text, soft_wrap=True)

@@ -25,6 +25,35 @@ def engine() -> None:
     help="Type to compute in; auto is the stored one, so that weights stay mapped from the file.",
 )
 @click.option(
+    "--kernel",
+    type=click.Choice(["auto", "c", "torch", "transformers"]),
+    default="auto",
+    show_default=True,
+    help="What computes; auto takes the C kernel on a CPU with a compiler.",
+)
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where."
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(0, 1),
+    default=1,
+    show_default=True,
+    help="Steps in flight beyond the one being read; 0 turns the overlap off.",
+)
+@click.option(
+    "--pack",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    show_default=True,
+    help="Repack weights for speed, at the price of a copy in memory.",
+)
+@click.option(
+    "--cache-tokens",
+    type=click.IntRange(16),
+    help="Size of the KV cache; by free memory if not given.",
+)
+@click.option(
     "--max-concurrency",
     type=click.IntRange(1, 1024),
     default=16,
@@ -41,16 +70,21 @@ def serve(
     host: str,
     served_model_name: str | None,
     dtype: str,
+    kernel: str,
+    device: str,
+    depth: int,
+    pack: str,
+    cache_tokens: int | None,
     max_concurrency: int,
     context: int | None,
     is_compiled: bool,
 ) -> None:
     """Serve the model folder MODEL with OpenAI's API."""
     # torch loads in seconds: only this command pays for it
-    from nagara.engine.engine import EngineSettings
     from nagara.engine.errors import EngineError
     from nagara.engine.server import ServeSettings
     from nagara.engine.server import serve as run
+    from nagara.engine.settings import EngineSettings
 
     try:
         run(
@@ -61,6 +95,11 @@ def serve(
                 model_name=served_model_name,
                 engine=EngineSettings(
                     dtype=dtype,
+                    kernel=kernel,
+                    device=device,
+                    depth=depth,
+                    pack=pack,
+                    cache_tokens=cache_tokens,
                     max_concurrency=max_concurrency,
                     context=context,
                     is_compiled=is_compiled,

@@ -13,16 +13,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from nagara.base.errors import NagaraError
+from nagara.base.folder_lock import only_holder
 from nagara.control.client import CONTROL_FILE, ControlClient, connect
 from nagara.image.mounts import mount_points
 
+INSTANCE_LOCK = "instance.lock"  # held for as long as the folder is in use
 _START_S = 90.0
 _END_S = 60.0
 _ANSWER_S = 900.0
@@ -122,12 +124,16 @@ def own_instance(state: Path, purpose: str) -> Iterator[Instance]:
     """
     state.mkdir(parents=True, exist_ok=True)
     own = Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=state))
-    try:
+    with ExitStack() as held:
+        held.enter_context(_termination_unwinds())
+        held.callback(_remove, own)
+        held.enter_context(only_holder(own, INSTANCE_LOCK, "it is another process's"))
         for shared in ("models", "tools"):
             (own / shared).symlink_to(state / shared)
         log = own / "up.log"
         command = [
             sys.executable,
+            "-P",  # else the current folder counts as a part of nagara's environment
             "-m",
             "nagara.cli.main",
             "--state",
@@ -135,6 +141,7 @@ def own_instance(state: Path, purpose: str) -> Iterator[Instance]:
             "up",
             "--port",
             "0",
+            "--end-with-parent",
         ]
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -144,8 +151,25 @@ def own_instance(state: Path, purpose: str) -> Iterator[Instance]:
             yield _until_up(process, own, log)
         finally:
             _end(process)
+
+
+@contextmanager
+def _termination_unwinds() -> Iterator[None]:
+    """SIGTERM meanwhile leaves by an exception, as Ctrl-C does, so that everything is undone."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
     finally:
-        _remove(own)
+        signal.signal(signal.SIGTERM, before)
+
+
+def instance_folders(state: Path) -> list[Path]:
+    """Folders of instances, running or left by a killed process, below a user's state folder."""
+    return sorted(lock.parent for lock in state.glob(f"*-*/{INSTANCE_LOCK}"))
 
 
 def _remove(own: Path) -> None:

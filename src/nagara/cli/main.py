@@ -10,12 +10,12 @@ import importlib
 import logging
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from nagara.base.errors import NagaraError
-from nagara.cli.settings import read_settings
+from nagara.cli.settings import Settings, read_settings, unwritable
 
 
 class _Entry(NamedTuple):
@@ -30,7 +30,9 @@ COMMANDS: dict[str, _Entry] = {
     "up": _Entry("nagara.cli.up:up", "Run the gateway and everything behind it on this machine."),
     "agent": _Entry("nagara.cli.agent:agent", "Run this machine's node agent alone."),
     "deploy": _Entry("nagara.cli.deploy:deploy", "Add or replace the apps of an app file."),
-    "apps": _Entry("nagara.cli.apps:apps", "List the apps and their replicas."),
+    "apps": _Entry(
+        "nagara.cli.apps:apps", "List the apps, their number of replicas, what is wrong."
+    ),
     "logs": _Entry("nagara.cli.logs:logs", "Print what an app's replicas wrote."),
     "trace": _Entry("nagara.cli.trace:trace", "Show where the time of a start went."),
     "delete": _Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
@@ -38,6 +40,7 @@ COMMANDS: dict[str, _Entry] = {
     "engine": _Entry("nagara.cli.engine:engine", "Serve one model with nagara's own engine."),
     "pool": _Entry("nagara.cli.pool:pool", "Show and steer the machines that are kept ready."),
     "bench": _Entry("nagara.cli.bench:bench", "Measure; every figure of the README comes from it."),
+    "doctor": _Entry("nagara.cli.doctor:doctor", "Try out what this machine can do; list leaks."),
     "setup": _Entry("nagara.cli.setup:setup", "Get the tools that containers and snapshots need."),
     "version": _Entry("nagara.cli.version:version", "Print the version."),
 }
@@ -63,12 +66,21 @@ class _Root(click.Group):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
+        fault: NagaraError | None
         try:
             return super().invoke(ctx)
         except NagaraError as error:
-            logging.getLogger(__name__).debug("the error's origin", exc_info=True)
-            click.echo(f"error: {error}", err=True)
-            ctx.exit(error.exit_code)
+            fault = error
+        except OSError as error:
+            fault = unwritable(error, ctx.obj) if isinstance(ctx.obj, Settings) else None
+            if fault is None:
+                raise
+        return self._failed(ctx, fault)
+
+    def _failed(self, ctx: click.Context, fault: NagaraError) -> NoReturn:
+        logging.getLogger(__name__).debug("the error's origin", exc_info=fault)
+        click.echo(f"error: {fault}", err=True)
+        ctx.exit(fault.exit_code)
 
 
 def _log_to_stderr(*, verbose: bool) -> None:

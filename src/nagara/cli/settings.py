@@ -4,10 +4,15 @@ Every sub-command receives it as `ctx.obj` (`@click.pass_obj`). It creates no fo
 there does.
 """
 
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from nagara.base.errors import NagaraError
+
+_REFUSALS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,20 @@ class Settings:
     def tools_dir(self) -> Path:
         """Programs that `nagara setup` put there because the machine's own did not do."""
         return self.state / "tools"
+
+
+def unwritable(error: OSError, settings: Settings) -> NagaraError | None:
+    """The system's refusal to write to the state folder in words; None for another error."""
+    if error.errno not in _REFUSALS or not error.filename:
+        return None
+    path = Path(os.fsdecode(error.filename))
+    if not path.is_relative_to(settings.state) and not settings.state.is_relative_to(path):
+        return None
+    return NagaraError(
+        f"nagara's state cannot be written: {os.strerror(error.errno)}",
+        where=str(path),
+        hint="make room or give it to the user who runs nagara; --state DIR names another folder",
+    )
 
 
 def default_state(environ: Mapping[str, str], user_id: int) -> Path:

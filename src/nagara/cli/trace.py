@@ -28,7 +28,7 @@ def trace(settings: Settings, name: str, show_all: bool, as_json: bool) -> None:
         return
     starts = document["starts"]
     if not starts:
-        click.echo(f"{name} has not been started yet", err=True)
+        click.echo(f"no start of {name} has ended yet; see: nagara apps", err=True)
         return
     chosen = list(reversed(starts)) if show_all else latest_of_each_kind(starts)
     Console(highlight=False).print(waterfall(chosen))

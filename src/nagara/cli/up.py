@@ -1,4 +1,4 @@
-"""`nagara up`: everything on one machine. The only place where control meets a node.
+"""`nagara up`: everything on one machine. The only place where control meets a running node.
 
 The node agent is a process of its own with the rights it needs; control, in this process, needs
 none and gives them up (`--user`, or the user who called sudo). An agent that dies is
@@ -37,7 +37,13 @@ _log = logging.getLogger(__name__)
 @click.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8080, show_default=True, help="Port to listen on; 0 takes any.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port to listen on; 0 takes any.",
+)
 @click.option(
     "--slots",
     type=click.IntRange(min=1),
@@ -134,7 +140,7 @@ def _stop_on_signal(control: Control, *, keep: bool) -> None:
     loop = asyncio.get_running_loop()
 
     def ask() -> None:
-        _log.info("ending; once more ends at once")
+        _log.info("ending, once the replicas have ended; the same again ends at once")
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
         control.stop(keep=keep)
@@ -152,7 +158,7 @@ async def _agent(state: Path, given: Path | None, user: str | None) -> AsyncIter
         return
     path = agent_socket(state)
     command = [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent"]
-    command += ["--end-with-parent", *(["--allow-user", user] if user else [])]
+    command += ["--end-with-input", *(["--allow-user", user] if user else [])]
     first = await _start_agent(command)
     keeping = asyncio.create_task(_keep_alive(command, first), name="keep the agent alive")
     try:
@@ -166,7 +172,7 @@ async def _agent(state: Path, given: Path | None, user: str | None) -> AsyncIter
 async def _start_agent(command: list[str]) -> asyncio.subprocess.Process:
     # A session of its own: Ctrl-C is for this process, which still needs the agent to end.
     return await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
     )
 
 
@@ -200,10 +206,10 @@ async def _keep_alive(command: list[str], agent: asyncio.subprocess.Process) -> 
             await asyncio.sleep(_AGENT_PAUSE_S)
             agent = await _start_agent(command)
     finally:
-        # Without root the agent cannot be signalled: it ends with this process by itself.
-        if agent.returncode is None and os.geteuid() == started_as:
-            agent.terminate()
-            await agent.wait()
+        # Not by a signal: without root none may be sent. It ends with its input.
+        if agent.stdin is not None:
+            agent.stdin.close()
+        await agent.wait()
 
 
 def _become(user: str, state: Path) -> None:

@@ -68,7 +68,7 @@ def _remarks(starts: Sequence[Mapping[str, Any]]) -> list[Text]:
         if start.get("error"):
             remarks.append(Text(f"{start['replica']} failed: {start['error']}", style="red"))
         elif start.get("fallback"):
-            remarks.append(Text(f"{start['replica']}: {start['fallback']}", style="dim"))
+            remarks.append(Text(f"why {start['kind']}: {start['fallback']}", style="dim"))
     return remarks
 
 

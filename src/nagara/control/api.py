@@ -63,12 +63,11 @@ class Api:
             return await self._dispatch(request)
         except Refusal as refusal:
             return refusal.response()
-        except UsageError as error:
-            return _error_response(400, error)
         except NodeUnavailableError as error:
             return _error_response(503, error)
         except NagaraError as error:
-            return _error_response(500, error)
+            is_usage = error.exit_code == UsageError.exit_code
+            return _error_response(400 if is_usage else 500, error)
 
     async def _dispatch(self, request: web.BaseRequest) -> web.Response:
         path = request.raw_path.partition("?")[0]
@@ -238,7 +237,7 @@ def _describe_key(key: KeyRecord) -> dict[str, Any]:
 def _error_response(status: int, error: NagaraError) -> web.Response:
     if status >= 500:
         _log.warning("%s", error)
-    kind = "usage" if isinstance(error, UsageError) else "server"
+    kind = "usage" if status < 500 else "server"
     document = {"message": error.what, "type": kind, "param": error.where, "code": kind}
     return web.json_response({"error": {**document, "hint": error.hint}}, status=status)
 

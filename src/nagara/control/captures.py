@@ -15,7 +15,7 @@ from typing import Any
 
 from nagara.base.clock import Clock
 from nagara.base.errors import NagaraError
-from nagara.contract.node import Node, NodeUnavailableError
+from nagara.contract.node import Node
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
@@ -28,9 +28,9 @@ from nagara.control.app import App
 from nagara.control.service import CaptureStatus, Service
 from nagara.control.state import CaptureRecord, State
 from nagara.control.supply import Supply
+from nagara.control.tasks import surely
 
 MAX_FAILURES = 2
-_RETRY_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -182,12 +182,7 @@ class Captures:
 
     async def _make_sure(self, name: str, state: str, reason: str | None) -> None:
         """The node has ended a capture replica by itself; only an unreachable one may not have."""
-        while True:
-            try:
-                await self._node.stop(name)
-                break
-            except NodeUnavailableError:
-                await self._clock.sleep(_RETRY_S)
+        await surely(partial(self._node.stop, name), f"{name}: cannot be stopped yet", self._clock)
         await self._state.set_replica(name, state, reason)
 
     def _ended(self, service: Service, app: App, lease: Lease, task: asyncio.Task[None]) -> None:

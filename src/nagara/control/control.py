@@ -5,6 +5,7 @@ needs them is behind the `Node` it is given.
 """
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -160,7 +161,7 @@ class Control:
             self._announce(url)
             key_file = self._state_dir / KEY_FILE
             key = key_file.read_text().strip() if key_file.exists() else None
-            _log.info("serving at %s", url)
+            _log.debug("serving at %s", url)
             ready(Ready(url, key))
             await self._stopping.wait()
         finally:
@@ -173,7 +174,7 @@ class Control:
         except OSError as error:
             raise ControlError(
                 f"cannot listen: {error.strerror or error}", where=f"{self._host}:{self._port}",
-                hint="choose another port",
+                hint="choose another port" if error.errno == errno.EADDRINUSE else None,
             ) from error  # fmt: skip
         host, port = runner.addresses[0][:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -215,6 +216,7 @@ def _server(gateway: Gateway, api: Api) -> web.ServerRunner:
         handle,
         handler_cancellation=True,
         access_log=None,
+        auto_decompress=False,  # bodies pass as they are: what they are coded with is announced
         max_line_size=65536,
         max_field_size=65536,
         lingering_time=1.0,

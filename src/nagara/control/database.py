@@ -51,7 +51,11 @@ class Database:
         self._connection = await self._call(self._connect)
 
     async def run(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs `action` as one transaction on the writer thread; its exception rolls back."""
+        """Runs `action` as one transaction on the writer thread; its exception rolls back.
+
+        Raises:
+            ControlError: the database cannot be read or written, most likely for want of space.
+        """
         connection = self._connection
         assert connection is not None, "the database is not open"
 
@@ -59,7 +63,14 @@ class Database:
             with connection:
                 return action(connection)
 
-        result = await self._call(transact)
+        try:
+            result = await self._call(transact)
+        except sqlite3.OperationalError as error:
+            raise ControlError(
+                f"the state cannot be used: {error}",
+                where=str(self._path),
+                hint="is there space left on its disk?",
+            ) from error
         self._commits += 1
         if self._commits % CHECKPOINT_COMMITS == 0:
             self._checkpoints.submit(self._checkpoint)

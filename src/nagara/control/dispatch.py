@@ -93,6 +93,7 @@ class Dispatcher:
         want: called when a request is about to be held; asks for a replica if none is coming.
             Returns the refusal to answer with when none can come.
         queue_s: seconds a request may be held at most.
+        failed: why the app's last start failed, for those who waited in vain; empty if it did not.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Dispatcher:
         clock: Clock,
         want: Callable[[], Refusal | None],
         queue_s: Callable[[], float],
+        failed: Callable[[], str] = str,
         *,
         max_held: int = MAX_HELD,
         max_held_bytes: int = MAX_HELD_BYTES,
@@ -108,6 +110,7 @@ class Dispatcher:
         self._clock = clock
         self._want = want
         self._queue_s = queue_s
+        self._failed = failed
         self._max_held = max_held
         self._max_held_bytes = max_held_bytes
         self._queue: deque[_Held] = deque()  # may contain requests that are done already
@@ -218,6 +221,8 @@ class Dispatcher:
         if not held.endpoint.done():
             waited_s = self._clock.monotonic_s() - held.arrived_s
             message = f"no replica was free within {waited_s:.1f} s"
+            if reason := self._failed():
+                message += f"; the last start failed: {reason}"
             refusal = Refusal(503, message, code="queue_timeout", retry_after_s=5.0)
             held.endpoint.set_exception(refusal)
 

@@ -18,7 +18,7 @@ from functools import partial
 from nagara.base.clock import Clock
 from nagara.base.errors import NagaraError
 from nagara.base.spans import Waterfall, with_unaccounted
-from nagara.contract.node import Node, NodeUnavailableError
+from nagara.contract.node import Node
 from nagara.contract.replica import ModelMount, ReplicaStatus, StartOrder, StartReport
 from nagara.control.app import App
 from nagara.control.autoscaler import Memory, after_restart
@@ -29,11 +29,10 @@ from nagara.control.replicas import Replica, ReplicaEvent, ReplicaState
 from nagara.control.service import Service
 from nagara.control.state import StartRecord, State
 from nagara.control.supply import NoSupplyError, Supply
-from nagara.control.tasks import Tasks
+from nagara.control.tasks import Tasks, surely
 from nagara.control.upstream import Upstream
 from nagara.pool.slots import Slots
 
-STOP_RETRY_S = 2.0
 _REASON_CHARS = 2000
 
 _log = logging.getLogger(__name__)
@@ -170,7 +169,8 @@ class Fleet:
         service.dispatcher.close(refusal)
         await self.captures.drop(service)
         await self._end_replicas(service, keep_starts=False)
-        await self._node.forget_app(app.tenant, app.name)
+        forget = partial(self._node.forget_app, app.tenant, app.name)
+        await surely(forget, f"{app.name}: cannot be deleted yet", self._clock)
         await self._state.delete_app(app.tenant, app.name)
 
     def mounts(self, app: App) -> tuple[ModelMount, ...]:
@@ -179,7 +179,8 @@ class Fleet:
 
     def _new_service(self, app: App, version: int) -> Service:
         service: Service
-        dispatcher = Dispatcher(self._clock, lambda: self._want(service), lambda: service.queue_s())
+        want, failed = (lambda: self._want(service)), (lambda: service.failures.reason)
+        dispatcher = Dispatcher(self._clock, want, lambda: service.queue_s(), failed)
         service = Service(app, version, dispatcher)
         self.services[app.name] = service
         return service
@@ -387,14 +388,7 @@ class Fleet:
 
     async def _stop_surely(self, name: str) -> None:
         """Returns when the node has confirmed that the replica has ended."""
-        while True:
-            try:
-                await self._node.stop(name)
-            except NodeUnavailableError as error:
-                _log.warning("%s: cannot be stopped yet: %s", name, error.what)
-                await self._clock.sleep(STOP_RETRY_S)
-            else:
-                return
+        await surely(partial(self._node.stop, name), f"{name}: cannot be stopped yet", self._clock)
 
     def _gone(self, service: Service, replica: Replica) -> None:
         service.replicas.pop(replica.name, None)

@@ -9,7 +9,10 @@ dispatcher's.
 import asyncio
 import json
 import logging
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -187,6 +190,9 @@ class Gateway:
 
     async def _send(self, call: _Call, grant: Grant) -> web.StreamResponse:
         request = call.request
+        if call.body is None and request.body_exists and request.content.is_eof():
+            # Small bodies are here already: they go out in one piece with their headers.
+            call.body = request.content.read_nowait()
         own = {
             hop.QUEUE: f"{1000 * grant.queue_s:.1f}",
             hop.COLD_START: f"{1000 * grant.cold_start_s:.0f}",
@@ -266,8 +272,15 @@ def _fail(
     if response is None or not response.prepared:
         return failure.response(dict(own))
     _log.warning("answer of %s cut off: %s", own[hop.REPLICA], error or failure.message)
-    if request.transport is not None:
-        request.transport.abort()
+    transport = request.transport
+    if transport is not None:
+        if request.version < aiohttp.HttpVersion11:
+            # The end of the connection is the end of the answer: only a reset says "not whole".
+            with suppress(OSError):  # closed already
+                transport.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
+        transport.abort()
     return response
 
 
@@ -303,8 +316,11 @@ async def _read_json(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
     """The whole body and what it says.
 
     Raises:
-        Refusal: too large, or not a JSON object.
+        Refusal: too large, compressed, or not a JSON object.
     """
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise Refusal(415, "the body must not be compressed where its model decides; "
+                      "send compressed ones to /APP/v1/...", code="bad_request")  # fmt: skip
     if request.headers.get("Expect", "").lower() == "100-continue":
         await _send_continue(request)
     body = bytearray()

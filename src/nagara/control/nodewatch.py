@@ -8,7 +8,8 @@ Runs as tasks on the loop; all changes go through the fleet.
 import logging
 
 from nagara.base.clock import Clock
-from nagara.contract.node import Node, NodeUnavailableError
+from nagara.base.errors import NagaraError
+from nagara.contract.node import Node
 from nagara.control.fleet import Fleet
 from nagara.control.state import State
 
@@ -35,7 +36,10 @@ class NodeWatch:
                 _log.info("%s: taken over", status.replica)
                 kept.add(status.replica)
             else:
-                await self._node.stop(status.replica)
+                try:
+                    await self._node.stop(status.replica)
+                except NagaraError as error:  # a later comparison tries again
+                    _log.warning("%s: cannot be stopped yet: %s", status.replica, error.what)
         await self._state.end_lost_replicas(frozenset(kept))
 
     async def listen(self) -> None:
@@ -44,7 +48,7 @@ class NodeWatch:
             try:
                 async for status in self._node.exits():
                     self._fleet.ended(status.replica, status.exit_code)
-            except NodeUnavailableError as error:
+            except NagaraError as error:
                 _log.warning("the node cannot be reached: %s", error.what)
             await self._clock.sleep(RETRY_S)
             await self.compare()
@@ -61,7 +65,7 @@ class NodeWatch:
         expected = self._fleet.ready_replicas()
         try:
             present = {status.replica: status for status in await self._node.replicas()}
-        except NodeUnavailableError as error:
+        except NagaraError as error:
             _log.warning("the node cannot be reached: %s", error.what)
             return
         for name in expected:

@@ -52,11 +52,13 @@ def check_path(raw_path: str) -> None:
     """Refuses paths that mean something else to the replica than to us, and control paths.
 
     Raises:
-        Refusal: 400 for a path with `.` or `..` in it, 403 for a control path.
+        Refusal: 400 for a path with `.`, `..` or a fragment in it, 403 for a control path.
     """
     path = unquote(raw_path.partition("?")[0])
     if not raw_path.startswith("/"):
         raise bad_request("the request's target must be a path")
+    if "#" in raw_path:  # on the way to the replica it would be cut off, and the path another one
+        raise bad_request("'#' may not be in a path; write %23")
     segments = path.split("/")
     if "." in segments or ".." in segments or "\\" in path:
         raise bad_request("'.' and '..' may not be in a path")

@@ -96,12 +96,12 @@ class Service:
         """How long a request may be held.
 
         By default three times the slowest of the recent starts, 30 s at least; without any,
-        as long as a start may take.
+        30 s more than a start may take, so that a start's own failure is what it hears of.
         """
         if self.app.timeouts.queue_s is not None:
             return self.app.timeouts.queue_s
         if not self.recent_starts_s:
-            return self.app.timeouts.start_s
+            return self.app.timeouts.start_s + QUEUE_MIN_S
         return max(QUEUE_MIN_S, QUEUE_STARTS * max(self.recent_starts_s))
 
     def fits(self, status: ReplicaStatus) -> bool:

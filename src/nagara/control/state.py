@@ -6,8 +6,9 @@ what it left behind.
 """
 
 import json
+import logging
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from nagara.base.clock import Clock
@@ -15,6 +16,9 @@ from nagara.contract.replica import CaptureReport, Lease
 from nagara.control.app import App
 from nagara.control.app_document import from_document, to_document
 from nagara.control.database import Database
+from nagara.control.errors import ControlError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +141,9 @@ class State:
         )
 
     async def set_replica(self, replica: str, state: str, reason: str | None = None) -> None:
-        """Records a replica's new state."""
+        """Records a replica's new state. See `_note`."""
         values = (state, reason, self._clock.wall_s(), replica)
-        await self._database.run(
+        await self._note(
             lambda db: db.execute(
                 "UPDATE replicas SET state = ?, reason = coalesce(?, reason), changed_s = ?"
                 " WHERE replica = ?",
@@ -201,12 +205,12 @@ class State:
     # -- starts ----------------------------------------------------------------------------
 
     async def add_start(self, start: StartRecord) -> None:
-        """Records one start's waterfall."""
+        """Records one start's waterfall. See `_note`."""
         values = (
             start.replica, start.tenant, start.app, start.kind, json.dumps(dict(start.stages)),
             start.total_s, start.fallback, start.snapshot, start.error, start.started_s,
         )  # fmt: skip
-        await self._database.run(
+        await self._note(
             lambda db: db.execute(
                 "INSERT OR REPLACE INTO starts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values
             )
@@ -233,14 +237,14 @@ class State:
     # -- captures --------------------------------------------------------------------------
 
     async def add_capture(self, app: App, capture: CaptureRecord) -> None:
-        """Records a finished capture, successful or not."""
+        """Records a finished capture, successful or not. See `_note`."""
         report = capture.report
         values = (
             capture.replica, app.tenant, app.name, app.definition, capture.version,
             report.snapshot, report.reason, report.memory_bytes, report.layer_bytes,
             report.elapsed_s, self._clock.wall_s(),
         )  # fmt: skip
-        await self._database.run(
+        await self._note(
             lambda db: db.execute(
                 "INSERT OR REPLACE INTO captures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values
             )
@@ -258,6 +262,17 @@ class State:
             return [_capture(row) for row in rows]
 
         return await self._database.run(act)
+
+    async def _note(self, action: Callable[[sqlite3.Connection], object]) -> None:
+        """Writes down what has already happened.
+
+        A full disk loses the note, never the course of a replica's life: what really runs is
+        known from the node.
+        """
+        try:
+            await self._database.run(action)
+        except ControlError as error:
+            _log.warning("not recorded: %s", error)
 
     # -- keys ------------------------------------------------------------------------------
 

@@ -8,6 +8,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from nagara.base.clock import Clock
+from nagara.base.errors import NagaraError
+
+RETRY_S = 2.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -43,3 +48,19 @@ async def _guarded(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> 
         await work()
     except Exception:  # noqa: BLE001 - a task's root; the trace is logged
         _log.exception("task %r failed", name)
+
+
+async def surely(call: Callable[[], Coroutine[Any, Any, None]], what: str, clock: Clock) -> None:
+    """Calls again until it has worked: what depends on it, such as a slot, stays taken till then.
+
+    Args:
+        what: could not be done yet, for the log.
+    """
+    while True:
+        try:
+            await call()
+        except NagaraError as error:
+            _log.warning("%s: %s", what, error.what)
+            await clock.sleep(RETRY_S)
+        else:
+            return

@@ -6,8 +6,10 @@ are counted, not shown. Runs on the receiving side, never on the step thread.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nagara.engine.events import TokenEvent
 from nagara.engine.request import FinishReason, Output, SamplingParams, TokenLogprob
 from nagara.engine.tokenizer import StopFinder, TextBuilder, Tokenizer
 
@@ -36,22 +38,22 @@ class AnswerBuilder:
         self._shown = 0  # characters handed out
         self.finish_reason: FinishReason | None = None
 
-    def push(
-        self,
-        token_id: int | None,
-        logprob: TokenLogprob | None = None,
-        finish_reason: FinishReason | None = None,
-    ) -> Output:
-        """Add a token (None: only the end is told) and return what may be shown now.
+    def take(self, event: TokenEvent) -> Output:
+        """Add what the event brings and return what may be shown now.
 
-        After a piece with a finish reason nothing more may be pushed.
+        After a piece with a finish reason nothing more may be added.
+
+        Raises:
+            EngineError: the event carries one.
         """
+        if event.error is not None:
+            raise event.error
         text = ""
-        if token_id is not None:
+        finish_reason = event.finish_reason
+        if event.token_id is not None:
             self._counted += 1
-            is_end = finish_reason is FinishReason.STOP
-            if not is_end:
-                text = self._add(token_id, logprob)
+            if not event.is_end_token:
+                text = self._add(event.token_id, event.logprob)
         if finish_reason is not None and not self._stops.is_found:
             text += self._stops.push(self._grow(self._text.finish()))
         if self._stops.is_found:
@@ -91,3 +93,16 @@ class AnswerBuilder:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._counted,
         )
+
+
+def merge(pieces: Sequence[Output]) -> Output:
+    """One whole answer out of its pieces."""
+    last = pieces[-1]
+    return Output(
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(t for piece in pieces for t in piece.token_ids),
+        logprobs=tuple(p for piece in pieces for p in piece.logprobs),
+        finish_reason=last.finish_reason,
+        prompt_tokens=last.prompt_tokens,
+        completion_tokens=last.completion_tokens,
+    )

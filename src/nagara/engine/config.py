@@ -96,6 +96,43 @@ def parse_model_config(
     return config
 
 
+def parse_general_config(
+    raw: dict[str, Any], generation: dict[str, Any] | None = None
+) -> ModelConfig:
+    """Read the sizes out of any decoder's `config.json`, for models that others compute.
+
+    Raises:
+        UnsupportedError: a size is missing: the model is no plain decoder.
+    """
+
+    def size(*names: str) -> int:
+        for name in names:
+            if raw.get(name):
+                return int(raw[name])
+        raise UnsupportedError(
+            f"has none of {', '.join(names)}: no plain decoder", where="config.json"
+        )
+
+    hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
+    return ModelConfig(
+        model_type=str(raw.get("model_type", "")),
+        layers=size("num_hidden_layers", "n_layer"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_dim=int(raw.get("head_dim") or hidden // heads),
+        intermediate=int(raw.get("intermediate_size") or raw.get("n_inner") or 4 * hidden),
+        vocab=size("vocab_size"),
+        context=int(raw.get("max_position_embeddings") or raw.get("n_positions") or 2048),
+        norm_eps=0.0,
+        rope=RopeConfig(10000.0),
+        tied_head=False,
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        eos_ids=_eos_ids(raw, generation or {}),
+        bos_id=raw.get("bos_token_id"),
+    )
+
+
 def _activation(raw: dict[str, Any]) -> str:
     name = raw.get("hidden_activation") or raw.get("hidden_act") or "silu"
     known = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}

@@ -1,106 +1,114 @@
-"""The engine: takes prompts, computes their tokens in turns, hands them out as they come.
+"""The engine: takes prompts, computes their tokens together, hands them out as they come.
 
-Two sides meet here. The *step thread* owns the model, the caches and the sequences; every other
-thread or task only puts commands into its inbox (`submit`, `cancel`, `close`) and receives tokens
-through the callback it gave. Text is made on the receiving side, so the step thread never waits
-for a tokenizer.
+Two sides meet here. The *step thread* owns the loop, the scheduler and the sequences; every other
+thread or task only puts commands into its inbox and receives tokens through the receiver it gave.
+Text is made on the receiving side; the step thread decodes only what has stop strings.
 
-Each turn computes one chunk of one sequence, and turns go round: every request moves on, and a
-request's tokens do not depend on what runs beside it.
+    any thread        submit, cancel, sleep, wake ──► inbox ──► step thread: loop of `Core.step`
+    asyncio loop      stream  ◄── Mailbox ◄── receivers ◄──┘        │ submit       ▲ events
+    caller's thread   generate ◄── queue  ◄──┘                      └► device streams
 """
 
+import asyncio
 import logging
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import torch
-
-from nagara.engine.config import ModelConfig, parse_model_config
-from nagara.engine.errors import ContextLengthError, EngineError, RequestError
-from nagara.engine.flat import FlatModel
-from nagara.engine.modelfolder import check_model_folder, read_json_object
-from nagara.engine.request import FinishReason, SamplingParams, TokenLogprob, fresh_seed
-from nagara.engine.sampling import adjust, draw, logprob_of
-from nagara.engine.weights import MappedWeights, pick_dtype
+from nagara.engine.answer import AnswerBuilder, merge
+from nagara.engine.blocks import BlockPool
+from nagara.engine.core import Committed, Core
+from nagara.engine.errors import (
+    ContextLengthError,
+    EngineError,
+    OverloadedError,
+    RequestError,
+)
+from nagara.engine.events import Receiver, TokenEvent
+from nagara.engine.grammar import GrammarMaker
+from nagara.engine.inputs import Capacity
+from nagara.engine.loading import LoadedModel, load_model
+from nagara.engine.mailbox import Mailbox
+from nagara.engine.request import FinishReason, Output, SamplingParams, fresh_seed
+from nagara.engine.runner import Runner
+from nagara.engine.scheduler import Limits, Scheduler
+from nagara.engine.sequence import Sequence
+from nagara.engine.settings import EngineSettings
+from nagara.engine.streams import Device, cuda_device, inline_device, worker_device
+from nagara.engine.tokenizer import StopFinder, TextBuilder, Tokenizer
 
 log = logging.getLogger("nagara.engine")
 
-CHUNK_ROWS = 256  # prefill rows of one turn: bounds how long the others wait
+Prompt = str | Items[int]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """How an engine runs; a value that it cannot honour is refused at start."""
+class EngineStats:
+    """What the engine has done since it started, and what it holds now."""
 
-    dtype: str = "auto"
-    max_concurrency: int = 16  # sequences with a cache at once; more wait their turn
-    context: int | None = None  # at most the model's own
-    is_compiled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """What the step thread tells a request's owner: one token, the end, or both."""
-
-    token_id: int | None
-    logprob: TokenLogprob | None = None
-    finish_reason: FinishReason | None = None
-    error: EngineError | None = None
-
-
-Receiver = Callable[[TokenEvent], None]  # called on the step thread; must not block
-
-
-@dataclass(slots=True)
-class Job:
-    """One running or waiting request, owned by the step thread."""
-
-    key: int
-    prompt: list[int]
-    params: SamplingParams
-    seed: int
-    receiver: Receiver
-    output: list[int] = field(default_factory=list)
-    cache: torch.Tensor | None = None
-    computed: int = 0  # tokens whose keys and values are in the cache
+    kernel: str
+    depth: int
+    steps: int
+    rows: int
+    tokens: int
+    device_busy: float  # share of the time with work in which the device computed
+    host_ms_per_step: float
+    host_hidden_ms_per_step: float  # host work that ran while the device computed
+    running: int
+    waiting: int
+    cache_blocks: int
+    cache_blocks_held: int
+    prefix_hit_share: float  # of all prompt tokens
+    preemptions: int
+    is_asleep: bool
 
 
 class Engine:
-    """One model on one device."""
+    """One model on one device. `start` it, use it from anywhere, `close` it.
 
-    def __init__(self, folder: str | Path, settings: EngineSettings | None = None) -> None:
+    Args:
+        folder: a model folder in the Hugging Face layout.
+        device: streams to run on instead of those the settings name (for tests and measuring).
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        settings: EngineSettings | None = None,
+        *,
+        device: Device | None = None,
+    ) -> None:
         self.settings = settings or EngineSettings()
-        started = time.monotonic()
-        checked = check_model_folder(folder)
-        generation_file = checked.path / "generation_config.json"
-        generation = read_json_object(generation_file) if generation_file.exists() else None
-        self.config: ModelConfig = parse_model_config(checked.config, generation)
-        self.context = min(self.settings.context or self.config.context, self.config.context)
-        dtype = pick_dtype(self.settings.dtype, self.config.dtype)
-        weights = MappedWeights(checked, dtype)
-        self._model = FlatModel(self.config, weights, dtype)
-        if self.settings.is_compiled:
-            self._model.compile()
-        log.info(
-            "model mapped in %.2f s: %s, %d layers, %s, %.0f MB of weights, %.0f MB of them copied",
-            time.monotonic() - started,
-            self.config.model_type,
-            self.config.layers,
-            str(dtype).removeprefix("torch."),
-            checked.weight_bytes / 1e6,
-            weights.copied_bytes / 1e6,
-        )
-        self._wake = threading.Condition()
-        self._inbox: deque[Job] = deque()
-        self._cancelled: set[int] = set()
-        self._is_closing = False
+        self.tokenizer = Tokenizer(Path(folder))
+        self._set_up(load_model(Path(folder), self.settings), device)
+
+    def _set_up(self, loaded: LoadedModel, device: Device | None) -> None:
+        s = self.settings
+        self._loaded, self._model = loaded, loaded.model
+        self.config, self.context = loaded.config, loaded.context
+        self._grammars = GrammarMaker(self.tokenizer, self.config.vocab, self.config.eos_ids)
+        self._device = device or _make_device(s)
+        self._model.make_cache(loaded.blocks, s.block_size)
+        pool = BlockPool(loaded.blocks, s.block_size, is_caching=s.has_prefix_cache)
+        most_rows = s.max_concurrency + s.chunk_rows
+        self._scheduler = Scheduler(pool, Limits(s.max_concurrency, most_rows, s.chunk_rows))
+        capacity = Capacity(most_rows, s.max_concurrency, pool.blocks_for(self.context) + 1)
+        runner = Runner(self._model, self._device, capacity, is_checking=s.is_checking)
+        self._core = Core(self._scheduler, runner, s.depth, is_checking=s.is_checking)
+        self._wake_up = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._by_key: dict[int, Sequence] = {}
+        self._mailboxes: dict[int, Mailbox] = {}
         self._next_key = 0
-        self._waiting: deque[Job] = deque()
-        self._running: deque[Job] = deque()
+        self._active_s = 0.0
+        self._is_closing = self._is_asleep = False
+        self._failure: EngineError | None = None
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
 
     # Any thread
@@ -110,37 +118,58 @@ class Engine:
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """End every request and the step thread; False if a step was still running by then."""
-        with self._wake:
+        with self._wake_up:
             self._is_closing = True
-            self._wake.notify()
+            self._wake_up.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        is_over = not self._thread.is_alive()
+        if is_over:
+            self._device.close()
+        return is_over
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, receiver: Receiver) -> int:
+    def submit(self, prompt: Items[int], params: SamplingParams, receiver: Receiver) -> int:
         """Queue a request; the returned key cancels it.
 
         Raises:
             RequestError: it can never run as asked.
+            EngineError: the engine is closing, asleep, or has failed.
         """
         self.check(prompt, params)
-        seed = fresh_seed() if params.seed is None else params.seed
-        with self._wake:
-            if self._is_closing:
-                raise EngineError("the engine is closing")
-            key = self._next_key
+        guide = None if params.guide is None else self._grammars.make(params.guide)
+        ends = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends.update(self.config.eos_ids)
+        if len(self._by_key) >= self.settings.max_concurrency + self.settings.max_waiting:
+            raise OverloadedError("too many requests wait already")
+        with self._wake_up:
+            if self._failure is not None:
+                raise self._failure
+            if self._is_closing or self._is_asleep:
+                raise EngineError(f"the engine is {'closing' if self._is_closing else 'asleep'}")
+            sequence = Sequence(
+                key=self._next_key,
+                tokens=list(prompt),
+                prompt_length=len(prompt),
+                params=params,
+                seed=fresh_seed() if params.seed is None else params.seed,
+                end_ids=frozenset(ends),
+                receiver=receiver,
+                waits_for_host=params.needs_host,
+                watcher=self._watcher(params),
+                guide=guide,
+                arrived_s=time.monotonic(),
+            )
             self._next_key += 1
-            self._inbox.append(Job(key, list(prompt), params, seed, receiver))
-            self._wake.notify()
-        return key
+            self._inbox.append(partial(self._add, sequence))
+            self._wake_up.notify()
+        return sequence.key
 
     def cancel(self, key: int) -> None:
         """End a request; its receiver gets a last event. Unknown and ended keys are let be."""
-        with self._wake:
-            self._cancelled.add(key)
-            self._wake.notify()
+        self._command(partial(self._cancel, key))
 
-    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+    def check(self, prompt: Items[int], params: SamplingParams) -> None:
         """Refuse what can never run.
 
         Raises:
@@ -151,89 +180,231 @@ class Engine:
             raise RequestError("the prompt is empty", where="prompt")
         if not all(0 <= token < vocab for token in prompt):
             raise RequestError(f"token ids must be in [0, {vocab})", where="prompt")
-        named = [*params.stop_token_ids, *(token for token, _ in params.logit_bias)]
-        if not all(0 <= token < vocab for token in named):
-            raise RequestError(
-                f"token ids in stop_token_ids and logit_bias must be in [0, {vocab})",
-                where="logit_bias" if params.logit_bias else "stop_token_ids",
-            )
+        for name, ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", [token for token, _ in params.logit_bias]),
+        ):
+            if not all(0 <= token < vocab for token in ids):
+                raise RequestError(f"token ids in {name} must be in [0, {vocab})", where=name)
         if len(prompt) + params.max_tokens > self.context:
             raise ContextLengthError(
-                f"the model's context is {self.context} tokens; the request asks for "
-                f"{len(prompt)} in the prompt and {params.max_tokens} new ones",
+                f"the context is {self.context} tokens; the request asks for {len(prompt)} in the "
+                f"prompt and {params.max_tokens} new ones",
                 where="max_tokens",
             )
+        self._scheduler.check_fits(len(prompt) + params.max_tokens)
+
+    async def stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Output, None]:
+        """One request's answer in pieces; leaving early cancels it. Called in an asyncio loop.
+
+        Raises:
+            RequestError: it can never run as asked.
+            EngineError: the engine failed.
+        """
+        ids = self._ids(prompt)
+        loop = asyncio.get_running_loop()
+        mailbox = self._mailboxes.get(id(loop))
+        if mailbox is None:
+            mailbox = self._mailboxes[id(loop)] = Mailbox(loop)
+        letters: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        builder = AnswerBuilder(self.tokenizer, params, len(ids))
+        key = self.submit(ids, params, partial(mailbox.post, letters))
+        try:
+            while builder.finish_reason is None:
+                piece = builder.take(await letters.get())
+                if piece.text or piece.token_ids or piece.finish_reason is not None:
+                    yield piece
+        finally:
+            self.cancel(key)
+
+    def generate(
+        self,
+        prompts: Items[Prompt],
+        params: SamplingParams,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Output]:
+        """Whole answers, in the prompts' order. `progress` is called with (ended, all).
+
+        Raises:
+            RequestError: one of them can never run; none is computed then.
+            EngineError: the engine failed.
+        """
+        all_ids = [self._ids(prompt) for prompt in prompts]
+        for ids in all_ids:
+            self.check(ids, params)
+        events: queue.SimpleQueue[tuple[int, TokenEvent]] = queue.SimpleQueue()
+        builders = [AnswerBuilder(self.tokenizer, params, len(ids)) for ids in all_ids]
+        pieces: list[list[Output]] = [[] for _ in prompts]
+        keys = [
+            self.submit(ids, params, lambda event, i=i: events.put((i, event)))  # type: ignore[misc]
+            for i, ids in enumerate(all_ids)
+        ]
+        ended = 0
+        try:
+            while ended < len(keys):
+                index, event = events.get()
+                if builders[index].finish_reason is None:
+                    pieces[index].append(builders[index].take(event))
+                    if builders[index].finish_reason is not None:
+                        ended += 1
+                        if progress is not None:
+                            progress(ended, len(keys))
+        finally:
+            for key in keys:
+                self.cancel(key)
+        return [merge(some) for some in pieces]
+
+    def stats(self) -> EngineStats:
+        """A snapshot; the numbers may be a step apart from each other."""
+        times, scheduler = self._core.times, self._scheduler
+        steps = max(1, times.steps)
+        busy_s = self._device.compute.busy_s()
+        idle_s = max(0.0, self._active_s - busy_s)
+        return EngineStats(
+            kernel=self._model.kernel,
+            depth=self._core.depth,
+            steps=times.steps,
+            rows=times.rows,
+            tokens=times.tokens,
+            device_busy=min(1.0, busy_s / self._active_s) if self._active_s else 0.0,
+            host_ms_per_step=times.host_s / steps * 1e3,
+            host_hidden_ms_per_step=max(0.0, times.host_s - idle_s) / steps * 1e3,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            cache_blocks=scheduler.pool.count,
+            cache_blocks_held=scheduler.pool.held,
+            prefix_hit_share=scheduler.cache_hits / max(1, scheduler.cache_asked),
+            preemptions=scheduler.preemptions,
+            is_asleep=self._is_asleep,
+        )
+
+    @property
+    def is_asleep(self) -> bool:
+        return self._is_asleep
+
+    def sleep(self) -> None:
+        """Let running requests end as cancelled, then drop the KV cache. Weights stay mapped."""
+        self._ask(self._fall_asleep)
+
+    def wake(self) -> None:
+        """Make an empty KV cache and take requests again."""
+        self._ask(self._awake)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _watcher(self, params: SamplingParams) -> Callable[[int], bool] | None:
+        if not params.stop:
+            return None
+        text, finder = TextBuilder(self.tokenizer), StopFinder(params.stop)
+
+        def sees_stop(token: int) -> bool:
+            finder.push(text.push(token))
+            return finder.is_found
+
+        return sees_stop
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._wake_up:
+            self._inbox.append(command)
+            self._wake_up.notify()
+
+    def _ask(self, command: Callable[[], None]) -> None:
+        """Run a command on the step thread and wait until it has run."""
+        done = threading.Event()
+
+        def run() -> None:
+            command()
+            done.set()
+
+        self._command(run)
+        while not done.wait(0.1):
+            if not self._thread.is_alive():
+                raise self._failure or EngineError("the engine is closed")
 
     # The step thread
 
     def _run(self) -> None:
         try:
             while self._take_commands():
-                self._turn()
-        except Exception:  # the thread's root: nobody above it could report
+                if self._core.has_work:
+                    started = time.perf_counter()
+                    self._hand_out(self._core.step())
+                    self._active_s += time.perf_counter() - started
+        except Exception as error:  # the thread's root: nobody above it could report
             log.exception("the step thread failed")
-            self._end_all(EngineError("the engine failed; see its log"))
-        else:
-            self._end_all(None)
+            self._failure = EngineError(f"the engine failed: {error!r}; see its log")
+        self._end_all(self._failure)
 
     def _take_commands(self) -> bool:
-        with self._wake:
-            while not (self._inbox or self._running or self._cancelled or self._is_closing):
-                self._wake.wait()
-            self._waiting.extend(self._inbox)
+        with self._wake_up:
+            while not (self._inbox or self._core.has_work or self._is_closing):
+                self._wake_up.wait()
+            commands = list(self._inbox)
             self._inbox.clear()
-            cancelled, self._cancelled = self._cancelled, set()
-        if cancelled:
-            for queue in (self._waiting, self._running):
-                for sequence in [s for s in queue if s.key in cancelled]:
-                    queue.remove(sequence)
-                    sequence.receiver(TokenEvent(None, finish_reason=FinishReason.CANCELLED))
-        while self._waiting and len(self._running) < self.settings.max_concurrency:
-            self._running.append(self._waiting.popleft())
+        for command in commands:
+            command()
+        self._flush()
         return not self._is_closing
 
-    def _turn(self) -> None:
-        """One chunk of the sequence whose turn it is."""
-        if not self._running:
+    def _hand_out(self, committed: list[Committed]) -> None:
+        for item in committed:
+            outcome = item.outcome
+            if outcome.finish_reason is not None:
+                self._by_key.pop(outcome.sequence.key, None)
+            outcome.sequence.receiver(
+                TokenEvent(
+                    outcome.token_id, item.logprob, outcome.finish_reason, outcome.is_end_token
+                )
+            )
+        self._flush()
+
+    def _flush(self) -> None:
+        for mailbox in list(self._mailboxes.values()):
+            mailbox.flush()
+
+    def _add(self, sequence: Sequence) -> None:
+        if self._is_asleep:
+            error = EngineError("the engine is asleep")
+            sequence.receiver(TokenEvent(None, None, FinishReason.CANCELLED, error=error))
             return
-        sequence = self._running.popleft()
-        tokens = sequence.prompt + sequence.output
-        if sequence.cache is None:
-            sequence.cache = self._model.new_cache(len(tokens) + sequence.params.max_tokens)
-        end = min(len(tokens), sequence.computed + CHUNK_ROWS)
-        rows = torch.tensor(tokens[sequence.computed : end])
-        logits = self._model.forward(rows, sequence.computed, sequence.cache)
-        sequence.computed = end
-        if end < len(tokens) or not self._emit(sequence, logits):
-            self._running.append(sequence)
+        self._by_key[sequence.key] = sequence
+        self._scheduler.add(sequence)
 
-    def _emit(self, sequence: Job, logits: torch.Tensor) -> bool:
-        """Draw a token, hand it out, and say whether the sequence has ended."""
-        params = sequence.params
-        ends = params.stop_token_ids if params.ignore_eos else self._end_ids(params)
-        adjusted = adjust(logits, params, sequence.prompt, sequence.output, ends)
-        token = draw(adjusted, params, sequence.seed, sequence.computed)
-        logprob = None
-        if params.logprobs is not None:
-            logprob = logprob_of(adjusted, token, params.logprobs)
-        sequence.output.append(token)
-        reason = None
-        if token in ends:
-            reason = FinishReason.STOP
-        elif len(sequence.output) >= params.max_tokens:
-            reason = FinishReason.LENGTH
-        sequence.receiver(TokenEvent(token, logprob, reason))
-        return reason is not None
+    def _cancel(self, key: int) -> None:
+        sequence = self._by_key.pop(key, None)
+        if sequence is not None:
+            self._scheduler.end(sequence, FinishReason.CANCELLED)
+            sequence.receiver(TokenEvent(None, finish_reason=FinishReason.CANCELLED))
 
-    def _end_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        return (*self.config.eos_ids, *params.stop_token_ids)
+    def _fall_asleep(self) -> None:
+        for key in list(self._by_key):
+            self._cancel(key)
+        self._hand_out(self._core.drain())
+        self._scheduler.pool.forget()
+        self._model.drop_cache()
+        self._is_asleep = True
+
+    def _awake(self) -> None:
+        if self._is_asleep:
+            self._model.make_cache(self._loaded.blocks, self.settings.block_size)
+            self._is_asleep = False
 
     def _end_all(self, error: EngineError | None) -> None:
-        with self._wake:
+        with self._wake_up:
             self._is_closing = True
-            left = [*self._running, *self._waiting, *self._inbox]
+            commands = list(self._inbox)
             self._inbox.clear()
-        self._running.clear()
-        self._waiting.clear()
-        for sequence in left:
-            sequence.receiver(TokenEvent(None, None, FinishReason.CANCELLED, error))
+        for command in commands:
+            command()
+        for sequence in list(self._by_key.values()):
+            sequence.receiver(TokenEvent(None, None, FinishReason.CANCELLED, error=error))
+        self._by_key.clear()
+        self._flush()
+
+
+def _make_device(settings: EngineSettings) -> Device:
+    if settings.device == "cuda":
+        return cuda_device()
+    return worker_device() if settings.depth else inline_device()

@@ -5,7 +5,8 @@
     ├── UnsupportedError     the model, option or machine asks for something this engine lacks
     └── RequestError         one request is at fault; the others go on
         ├── ContextLengthError   it can never fit the context or the cache
-        └── UnknownModelError    it names a model that is not served here
+        ├── UnknownModelError    it names a model that is not served here
+        └── OverloadedError      too many wait already
 
 This room installs alone, so the tree has a root of its own.
 """
@@ -53,6 +54,13 @@ class ContextLengthError(RequestError):
     """The request can never fit: longer than the context or the whole cache."""
 
     code = "context_length_exceeded"
+
+
+class OverloadedError(RequestError):
+    """Too many requests wait already: the client should come back later."""
+
+    status = 429
+    code = "overloaded"
 
 
 class UnknownModelError(RequestError):

@@ -1,132 +1,98 @@
-"""The flat forward pass of the Llama family in plain torch: rows of one sequence in, logits out.
+"""The flat forward pass of the Llama family in torch: rows of many sequences in, logits out.
 
 Covers Llama, Mistral, Qwen2, Qwen3 and Gemma, told apart by `ModelConfig` and by which tensors the
-folder holds (a bias is applied where there is one). Called by the step thread only.
+folder holds (a bias is applied where there is one). Called on the compute stream only.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
 from nagara.engine.config import ModelConfig, RopeConfig
-from nagara.engine.weights import MappedWeights
-
-
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """A linear layer's weight `[out, in]` and, where the family has one, its bias `[out]`."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The tensors of one decoder layer."""
-
-    input_norm: torch.Tensor
-    q: Projection
-    k: Projection
-    v: Projection
-    o: Projection
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor
-    gate: Projection
-    up: Projection
-    down: Projection
+from nagara.engine.flat_weights import FlatWeights, Layer
+from nagara.engine.inputs import StepInputs
+from nagara.engine.paged import PagedRows
+from nagara.engine.zeroed import lazy_zeros
 
 
 class FlatModel:
-    """A decoder whose forward pass takes the rows of one sequence and its cache."""
+    """A decoder of the Llama family in torch operations; works on every device."""
 
-    def __init__(self, config: ModelConfig, weights: MappedWeights, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: FlatWeights,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_compiled: bool = False,
+    ) -> None:
         self.config = config
-        self.dtype = dtype
-        prefix = "model." if "model.embed_tokens.weight" in weights else ""
-        table = (config.vocab, config.hidden)
-        self._embedding = weights.take(f"{prefix}embed_tokens.weight", table)
-        self._layers = [
-            _take_layer(config, weights, f"{prefix}layers.{i}.") for i in range(config.layers)
-        ]
-        self._norm = weights.take(f"{prefix}norm.weight", (config.hidden,))
-        tied = config.tied_head or "lm_head.weight" not in weights
-        self._head = self._embedding if tied else weights.take("lm_head.weight", table)
-        self._frequencies = rope_frequencies(config.rope, config.head_dim)
-        self._layer_step = layer_step
+        self.kernel = "torch-compiled" if is_compiled else "torch"
+        self._dtype, self._device = dtype, device
+        self._weights = weights
+        self._frequencies = rope_frequencies(config.rope, config.head_dim).to(device)
+        self._scale = torch.tensor(config.embed_scale, dtype=dtype, device=device)
+        self._before, self._after = before_attention, after_attention
+        if is_compiled:
+            # All layers share the two graphs; sizes stay symbolic, and one row is a case of its
+            # own. Rounding where eager rounds keeps bfloat16 answers near those of the plain model.
+            exact = {"emulate_precision_casts": True}
+            self._before, self._after = (
+                torch.compile(part, dynamic=True, fullgraph=True, options=exact)
+                for part in (before_attention, after_attention)
+            )
+        self._cache = torch.empty(0)
 
-    def compile(self) -> None:
-        """Compile one decoder layer, which all layers share; sizes stay symbolic.
-
-        Two graphs come of it: one row (decode) and several rows (prefill).
-        """
-        # Rounding where eager rounds keeps bfloat16 answers near those of the plain engine
-        exact = {"emulate_precision_casts": True}
-        self._layer_step = torch.compile(layer_step, dynamic=True, fullgraph=True, options=exact)
-
-    def new_cache(self, tokens: int) -> torch.Tensor:
-        """Room for the keys and values of one sequence: `[layer, k or v, kv head, token, dim]`."""
+    def make_cache(self, blocks: int, block_size: int) -> None:
         c = self.config
-        return torch.empty(c.layers, 2, c.kv_heads, tokens, c.head_dim, dtype=self.dtype)
+        # [layer, keys or values, token, kv head, dim]: a block is `block_size` tokens in a row
+        shape = (c.layers, 2, blocks * block_size, c.kv_heads, c.head_dim)
+        self._cache = lazy_zeros(shape, self._dtype, self._device)
+        self._block_size = block_size
 
-    def forward(self, ids: torch.Tensor, start: int, cache: torch.Tensor) -> torch.Tensor:
-        """Compute rows `ids` at positions `start...` and return the last row's logits `[vocab]`."""
+    def drop_cache(self) -> None:
+        self._cache = torch.empty(0)
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
         with torch.inference_mode():
-            return self._forward(ids, start, cache)
+            return self._forward(inputs)
 
-    def _forward(self, ids: torch.Tensor, start: int, cache: torch.Tensor) -> torch.Tensor:
-        rows = ids.shape[0]
-        end = start + rows
-        positions = torch.arange(start, end)
-        angles = positions[:, None].float() * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
-        x = functional.embedding(ids, self._embedding)
-        if self.config.embed_scale != 1.0:
-            x = x * torch.tensor(self.config.embed_scale, dtype=self.dtype)
-        mask = causal_mask(positions, end, self.config.sliding_window)
-        for layer, kv in zip(self._layers, cache, strict=True):
-            kv_seen = kv[:, :, :end]
-            x = self._layer_step(x, cos, sin, mask, kv_seen, layer, self.config)
-        last = rms_norm(x[-1:], self._norm, self.config)
-        logits: torch.Tensor = functional.linear(last, self._head)[0].float()
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        c, w = self.config, self._weights
+        angles = inputs.positions[:, None].float() * self._frequencies
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        pages = PagedRows.of(inputs, self._block_size, c.sliding_window)
+        x = functional.embedding(inputs.ids, w.embedding)
+        if c.embed_scale != 1.0:
+            x = x * self._scale
+        for layer, cache in zip(w.layers, self._cache, strict=True):
+            q, k, v = self._before(x, cos, sin, layer, c)
+            cache[0].index_copy_(0, pages.write_at, k)
+            cache[1].index_copy_(0, pages.write_at, v)
+            x = self._after(x, pages.attend(q, cache[0], cache[1]), layer, c)
+        last = rms_norm(x[inputs.sample_rows], w.norm, c)
+        logits: torch.Tensor = functional.linear(last, w.head).float()
         return logits
 
 
-def layer_step(
-    x: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    mask: torch.Tensor,
-    kv: torch.Tensor,
-    layer: Layer,
-    config: ModelConfig,
-) -> torch.Tensor:
-    """One decoder layer over `x [rows, hidden]`; writes the rows' keys and values into `kv`.
-
-    `kv [2, kv heads, tokens, dim]` ends with the rows' own tokens.
-    """
-    rows = x.shape[0]
-    heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
+def before_attention(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: Layer, config: ModelConfig
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rotated queries and keys, and values, each `[rows, heads, dim]`, of `x [rows, hidden]`."""
+    rows, dim = x.shape[0], config.head_dim
     h = rms_norm(x, layer.input_norm, config)
-    q = layer.q(h).view(rows, heads, dim)
-    k = layer.k(h).view(rows, kv_heads, dim)
+    q = layer.q(h).view(rows, config.heads, dim)
+    k = layer.k(h).view(rows, config.kv_heads, dim)
+    v = layer.v(h).view(rows, config.kv_heads, dim)
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = rms_norm(q, layer.q_norm, config), rms_norm(k, layer.k_norm, config)
-    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    v = layer.v(h).view(rows, kv_heads, dim)
-    tokens = kv.shape[2]
-    kv[0, :, tokens - rows :] = k.transpose(0, 1)
-    kv[1, :, tokens - rows :] = v.transpose(0, 1)
-    grouped = q.view(rows, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)
-    scores = grouped.reshape(kv_heads, -1, dim) @ kv[0].transpose(1, 2)
-    scores = scores.view(kv_heads, -1, rows, tokens).float() * dim**-0.5 + mask
-    weights = torch.softmax(scores, -1).to(x.dtype)
-    mixed = weights.view(kv_heads, -1, tokens) @ kv[1]
-    mixed = mixed.view(kv_heads, -1, rows, dim).permute(2, 0, 1, 3).reshape(rows, heads * dim)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+
+def after_attention(
+    x: torch.Tensor, mixed: torch.Tensor, layer: Layer, config: ModelConfig
+) -> torch.Tensor:
+    """The rest of a layer: attention's output projection and the gated MLP."""
     x = x + layer.o(mixed)
     h = rms_norm(x, layer.mlp_norm, config)
     gate = layer.gate(h)
@@ -148,17 +114,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, config: ModelConfig) -> torc
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary embedding of `x [rows, heads, dim]`, halves paired as in the published weights."""
     a, b = x.float().chunk(2, -1)
-    cos, sin = cos[:, None], sin[:, None]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
-
-
-def causal_mask(positions: torch.Tensor, end: int, window: int | None) -> torch.Tensor:
-    """`[rows, end]`: 0 where a row may look, minus infinity elsewhere."""
-    keys = torch.arange(end)
-    hidden = keys[None] > positions[:, None]
-    if window is not None:
-        hidden |= keys[None] <= positions[:, None] - window
-    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
 
 def rope_frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
@@ -173,31 +129,3 @@ def rope_frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
         blend = ((turns - rope.low_freq_factor) / span).clamp(0, 1)
         return frequencies * (blend + (1 - blend) / rope.factor)
     return frequencies
-
-
-def _take_layer(config: ModelConfig, weights: MappedWeights, prefix: str) -> Layer:
-    hidden, dim = config.hidden, config.head_dim
-
-    def projection(name: str, outputs: int, inputs: int) -> Projection:
-        bias = f"{prefix}{name}.bias"
-        return Projection(
-            weights.take(f"{prefix}{name}.weight", (outputs, inputs)),
-            weights.take(bias, (outputs,)) if bias in weights else None,
-        )
-
-    def norm(name: str, size: int) -> torch.Tensor:
-        return weights.take(f"{prefix}{name}.weight", (size,))
-
-    return Layer(
-        input_norm=norm("input_layernorm", hidden),
-        q=projection("self_attn.q_proj", config.heads * dim, hidden),
-        k=projection("self_attn.k_proj", config.kv_heads * dim, hidden),
-        v=projection("self_attn.v_proj", config.kv_heads * dim, hidden),
-        o=projection("self_attn.o_proj", hidden, config.heads * dim),
-        q_norm=norm("self_attn.q_norm", dim) if config.qk_norm else None,
-        k_norm=norm("self_attn.k_norm", dim) if config.qk_norm else None,
-        mlp_norm=norm("post_attention_layernorm", hidden),
-        gate=projection("mlp.gate_proj", config.intermediate, hidden),
-        up=projection("mlp.up_proj", config.intermediate, hidden),
-        down=projection("mlp.down_proj", hidden, config.intermediate),
-    )

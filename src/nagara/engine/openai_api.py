@@ -5,13 +5,14 @@ https://platform.openai.com/docs/api-reference; beyond them `top_k`, `min_p`,
 `repetition_penalty`, `min_tokens`, `ignore_eos` and `stop_token_ids` are understood.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nagara.engine.errors import RequestError
 from nagara.engine.fields import Fields, is_ids
-from nagara.engine.request import MAX_CHOICES, FinishReason, Output, SamplingParams, TokenLogprob
+from nagara.engine.request import MAX_CHOICES, FinishReason, Guide, SamplingParams, TokenLogprob
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own default for completions
 MAX_PROMPTS = 128
@@ -23,7 +24,7 @@ TokenText = Callable[[int], str]
 class Call:
     """What completions and chat have in common once parsed."""
 
-    model: str
+    model: str | None
     params: SamplingParams
     n: int
     is_stream: bool
@@ -40,6 +41,7 @@ class CompletionCall:
 class ChatCall:
     call: Call
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
     template_values: dict[str, Any]
     has_max_tokens: bool  # otherwise the answer may fill the context
 
@@ -69,9 +71,7 @@ def parse_chat(body: dict[str, Any], context: int) -> ChatCall:
     wants_logprobs = fields.flag("logprobs")
     if alternatives and not wants_logprobs:
         raise RequestError("top_logprobs needs logprobs", where="top_logprobs")
-    fields.only("response_format", {"type": "text"})
-    fields.only("tools", [])
-    fields.only("tool_choice", "none", "auto")
+    tools = _tools(fields.any("tools"), fields.any("tool_choice"))
     fields.only("functions", [])
     fields.only("modalities", ["text"])
     fields.only("parallel_tool_calls", True, False)
@@ -80,13 +80,32 @@ def parse_chat(body: dict[str, Any], context: int) -> ChatCall:
         raise RequestError("chat_template_kwargs must be an object", where="chat_template_kwargs")
     n = fields.integer("n", 1)
     call = _call(fields, max_tokens, alternatives if wants_logprobs else None, n)
-    return ChatCall(call, messages, values, bool(given))
+    return ChatCall(call, messages, tools, values, bool(given))
+
+
+def parse_tokenize(body: dict[str, Any]) -> str | list[dict[str, Any]]:
+    """A text, or the messages of a conversation, to be turned into tokens."""
+    fields = Fields(body)
+    prompt, messages = fields.text("prompt"), fields.any("messages")
+    fields.ignore("model")
+    fields.close()
+    if (prompt is None) == (messages is None):
+        raise RequestError("either prompt or messages must be given", where="prompt")
+    return prompt if prompt is not None else _messages(messages)
+
+
+def parse_detokenize(body: dict[str, Any]) -> list[int]:
+    fields = Fields(body)
+    tokens = fields.any("tokens")
+    fields.ignore("model")
+    fields.close()
+    if not is_ids(tokens):
+        raise RequestError("tokens must be a list of token ids", where="tokens")
+    return list(tokens)
 
 
 def _call(fields: Fields, max_tokens: int, logprobs: int | None, n: int) -> Call:
-    model = fields.text("model") or ""
-    if not model:
-        raise RequestError("model is missing", where="model")
+    model = fields.text("model")
     if not 1 <= n <= MAX_CHOICES:
         raise RequestError(f"n must be in [1, {MAX_CHOICES}]", where="n")
     seed = fields.any("seed")
@@ -108,6 +127,7 @@ def _call(fields: Fields, max_tokens: int, logprobs: int | None, n: int) -> Call
         stop_token_ids=fields.integers("stop_token_ids"),
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
+        guide=_guide(fields.any("response_format"), fields.text("regex")),
     )
     is_stream = fields.flag("stream")
     wants_usage = _stream_options(fields.any("stream_options"), is_stream)
@@ -130,6 +150,47 @@ def _stream_options(value: object, is_stream: bool) -> bool:
     fields.only("include_obfuscation", False)
     fields.close()
     return wants
+
+
+def _guide(response_format: object, regex: str | None) -> Guide | None:
+    """`response_format` as OpenAI has it; `regex` is an extension."""
+    if regex is not None:
+        if response_format is not None:
+            raise RequestError("regex and response_format exclude each other", where="regex")
+        return Guide("regex", regex)
+    if response_format is None:
+        return None
+    where = "response_format"
+    if not isinstance(response_format, dict):
+        raise RequestError("response_format must be an object", where=where)
+    fields = Fields(response_format)
+    kind, holder = fields.text("type"), fields.any("json_schema")
+    fields.close()
+    if kind == "text" and holder is None:
+        return None
+    if kind == "json_object" and holder is None:
+        return Guide("json", '{"type": "object"}')
+    if kind != "json_schema" or not isinstance(holder, dict):
+        raise RequestError("response_format must be text, json_object or json_schema", where=where)
+    schema = holder.get("schema")
+    if not isinstance(schema, dict):
+        raise RequestError("response_format.json_schema.schema must be an object", where=where)
+    return Guide("json", json.dumps(schema))
+
+
+def _tools(tools: object, choice: object) -> list[dict[str, Any]] | None:
+    """Tools go to the chat template; the model is free to call them or not."""
+    if choice not in (None, "auto", "none"):
+        raise RequestError("tool_choice must be auto or none", where="tool_choice")
+    if tools is None or tools == []:
+        return None
+    if not isinstance(tools, list):
+        raise RequestError("tools must be a list", where="tools")
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError("each tool must be a function with a name", where="tools")
+    return None if choice == "none" else tools
 
 
 def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
@@ -167,8 +228,25 @@ def _messages(value: object) -> list[dict[str, Any]]:
         where = f"messages[{i}]"
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RequestError(f"{where} must be an object with a role", where="messages")
-        messages.append({**message, "content": _content(message.get("content"), where)})
+        whole = {**message, "content": _content(message.get("content"), where)}
+        if message.get("tool_calls") is not None:
+            whole["tool_calls"] = _earlier_calls(message["tool_calls"], where)
+        messages.append(whole)
     return messages
+
+
+def _earlier_calls(calls: object, where: str) -> list[dict[str, Any]]:
+    """Calls of earlier turns; templates want their arguments as an object, clients send text."""
+    out = []
+    try:
+        for call in calls:  # type: ignore[attr-defined]
+            function = dict(call["function"])
+            if isinstance(function.get("arguments"), str):
+                function["arguments"] = json.loads(function["arguments"])
+            out.append({**call, "function": function})
+    except (TypeError, KeyError, ValueError):
+        raise RequestError(f"{where}: tool_calls cannot be read", where="messages") from None
+    return out
 
 
 def _content(content: object, where: str) -> str:
@@ -248,19 +326,6 @@ def chat_logprobs(items: Sequence[TokenLogprob], token_text: TokenText) -> dict[
         ],
         "refusal": None,
     }
-
-
-def merge(pieces: Sequence[Output]) -> Output:
-    """One whole answer out of its pieces."""
-    last = pieces[-1]
-    return Output(
-        text="".join(piece.text for piece in pieces),
-        token_ids=tuple(t for piece in pieces for t in piece.token_ids),
-        logprobs=tuple(p for piece in pieces for p in piece.logprobs),
-        finish_reason=last.finish_reason,
-        prompt_tokens=last.prompt_tokens,
-        completion_tokens=last.completion_tokens,
-    )
 
 
 def error_body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from nagara.engine import openai_api as api
-from nagara.engine.request import Output, SamplingParams
+from nagara.engine.request import FinishReason, Output, SamplingParams
 from nagara.engine.tokenizer import Tokenizer
+from nagara.engine.tools import Parsed, ToolCallParser
 
 
 class Shape(abc.ABC):
@@ -28,7 +29,8 @@ class Shape(abc.ABC):
         self._counts: dict[int, tuple[int, int]] = {}
         self._lengths: dict[int, int] = {}
 
-    def use(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def use(self, tokenizer: Tokenizer, params: SamplingParams, *, has_tools: bool) -> None:
+        self._has_tools = has_tools
         self._token_text = tokenizer.token_text
         self._wants_logprobs = params.logprobs is not None
 
@@ -77,41 +79,84 @@ class CompletionShape(Shape):
 
 
 class ChatShape(Shape):
+    """Chat answers; where tools were offered, calls are taken out of the text."""
+
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self._parsers: dict[int, ToolCallParser] = {}
+
     def choice(self, index: int, output: Output) -> dict[str, Any]:
+        parsed = self._parse(index, output)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": parsed.text or (None if parsed.calls else ""),
+            "refusal": None,
+        }
+        if parsed.calls:
+            message["tool_calls"] = self._calls(parsed, 0, is_delta=False)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(output),
-            "finish_reason": api.finish_name(output.finish_reason),
+            "finish_reason": self._reason(index, output),
         }
+
+    def chunks(self, index: int, piece: Output) -> list[dict[str, Any]]:
+        """The first piece of a choice is preceded by its role, the last has the finish reason."""
+        out = []
+        if index not in self._counts:
+            out.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
+        self.count(index, piece)
+        before = self._parsers[index].found if index in self._parsers else 0
+        parsed = self._parse(index, piece)
+        delta: dict[str, Any] = {}
+        if parsed.text:
+            delta["content"] = parsed.text
+        if parsed.calls:
+            delta["tool_calls"] = self._calls(parsed, before, is_delta=True)
+        reason = self._reason(index, piece)
+        out.append(self._chunk(index, delta, self._logprobs(piece), reason))
+        return out
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None,
+        reason: str | None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**self.head(self.chunk_kind), "choices": [choice]}
 
     def _logprobs(self, output: Output) -> dict[str, Any] | None:
         if not self._wants_logprobs:
             return None
         return api.chat_logprobs(output.logprobs, self._token_text)
 
-    def chunks(self, index: int, piece: Output) -> list[dict[str, Any]]:
-        """The first piece of a choice is preceded by its role, the last has the finish reason."""
-        deltas: list[tuple[dict[str, Any], Output | None]] = []
-        if index not in self._counts:
-            deltas.append(({"role": "assistant", "content": ""}, None))
-        self.count(index, piece)
-        deltas.append(({"content": piece.text} if piece.text else {}, piece))
+    def _parse(self, index: int, piece: Output) -> Parsed:
+        if not self._has_tools:
+            return Parsed(piece.text)
+        parser = self._parsers.setdefault(index, ToolCallParser())
+        parsed = parser.push(piece.text)
+        if piece.finish_reason is None:
+            return parsed
+        return Parsed(parsed.text + parser.finish().text, parsed.calls)
+
+    def _calls(self, parsed: Parsed, first: int, *, is_delta: bool) -> list[dict[str, Any]]:
         return [
             {
-                **self.head(self.chunk_kind),
-                "choices": [
-                    {
-                        "index": index,
-                        "delta": delta,
-                        "logprobs": None if part is None else self._logprobs(part),
-                        "finish_reason": None
-                        if part is None
-                        else api.finish_name(part.finish_reason),
-                    }
-                ],
+                **({"index": first + i} if is_delta else {}),
+                "id": f"call_{uuid.uuid4().hex[:24]}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
             }
-            for delta, part in deltas
+            for i, call in enumerate(parsed.calls)
         ]
+
+    def _reason(self, index: int, output: Output) -> str | None:
+        is_stop = output.finish_reason is FinishReason.STOP
+        if is_stop and index in self._parsers and self._parsers[index].found:
+            return "tool_calls"
+        return api.finish_name(output.finish_reason)

@@ -4,8 +4,10 @@ Pure: no torch, no I/O. `SamplingParams` is frozen, so the step loop and the HTT
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from nagara.engine.errors import RequestError
 
@@ -18,6 +20,18 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end token, a stop token or a stop string
     LENGTH = "length"
     CANCELLED = "cancelled"
+
+
+# Takes the tokens so far (prompt and output) and the next logits `[vocab]`, returns the new logits.
+LogitsProcessor = Callable[[tuple[int, ...], Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """A form the output must have: a JSON schema (as JSON text) or a regular expression."""
+
+    kind: str  # "json" or "regex"
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # number of alternatives beside the chosen token; None: none at all
+    guide: Guide | None = None  # the answer's text must match it entirely
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    # Derived once, because each step asks for them
+    is_greedy: bool = field(init=False, default=False)
+    is_simple: bool = field(init=False, default=False)  # nothing is done to the logits
 
     def __post_init__(self) -> None:
         _check(self.max_tokens >= 1, "max_tokens", "must be at least 1")
@@ -61,10 +80,18 @@ class SamplingParams:
             _check(0 <= self.logprobs <= MAX_TOP_LOGPROBS, "logprobs", limit)
         if self.seed is not None:
             _check(-(2**63) <= self.seed < 2**63, "seed", "must be a 64 bit integer")
+        is_simple = not (self.has_penalty or self.logit_bias or self.min_tokens or self.needs_host)
+        object.__setattr__(self, "is_greedy", self.temperature == 0)
+        object.__setattr__(self, "is_simple", is_simple)
 
     @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0
+    def has_penalty(self) -> bool:
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the next logits depend on something that only the host can compute."""
+        return self.guide is not None or bool(self.logits_processors)
 
 
 def _check(holds: bool, name: str, rule: str) -> None:

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,21 @@ from typing import Any
 from aiohttp import web
 
 from nagara.engine import openai_api as api
-from nagara.engine.answer import AnswerBuilder
-from nagara.engine.engine import Engine, EngineSettings, TokenEvent
+from nagara.engine.answer import merge
+from nagara.engine.control_token import check_token
+from nagara.engine.engine import Engine
 from nagara.engine.errors import EngineError, RequestError, UnknownModelError
 from nagara.engine.fields import parse_body
+from nagara.engine.metrics import ServerMetrics
 from nagara.engine.openai_shapes import ChatShape, CompletionShape, Shape
 from nagara.engine.request import Output, SamplingParams
+from nagara.engine.settings import EngineSettings
 from nagara.engine.tokenizer import Tokenizer
 
 log = logging.getLogger("nagara.engine")
 
 MAX_BODY_BYTES = 8 << 20
+AWAKE_NOT_NEEDED = ("/wake", "/sleep", "/metrics")
 LAST_WORDS_S = 0.3  # how long open connections may take when the server ends
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -59,15 +63,21 @@ class ModelServer:
         self._settings = settings
         self._name = settings.served_name
         self._engine: Engine | None = None
-        self._tokenizer: Tokenizer | None = None
         self._is_ready = False
+        self._metrics = ServerMetrics()
         self._created = int(time.time())
 
     def application(self) -> web.Application:
         app = web.Application(
-            client_max_size=MAX_BODY_BYTES, middlewares=[_errors_in_openai_shape, self._gate]
+            client_max_size=MAX_BODY_BYTES,
+            middlewares=[self._count, _errors_in_openai_shape, self._gate],
         )
         app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics_text)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_post("/sleep", self._sleep)
+        app.router.add_post("/wake", self._wake)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._model)
         app.router.add_post("/v1/completions", self._completions)
@@ -81,14 +91,15 @@ class ModelServer:
             EngineError: the model cannot be served.
         """
         started = time.monotonic()
-        engine, self._tokenizer = await asyncio.to_thread(self._build)
+        folder, engine_settings = self._settings.folder, self._settings.engine
+        engine = await asyncio.to_thread(Engine, folder, engine_settings)
         self._engine = engine
         engine.start()
         log.info("warming up%s", ": compiling" if self._settings.engine.is_compiled else "")
         # Many rows, then one row, then a longer context: each shape of work once.
         params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
         prompt = [0] * min(8, engine.context - params.max_tokens)
-        async for _ in self._pieces(prompt, params):
+        async for _ in self._running.stream(prompt, params):
             pass
         self._is_ready = True
         log.info("ready after %.2f s: %s", time.monotonic() - started, self._name)
@@ -98,21 +109,56 @@ class ModelServer:
         self._is_ready = False
         return self._engine is None or self._engine.close(timeout_s=0.2)
 
-    def _build(self) -> tuple[Engine, Tokenizer]:
-        engine = Engine(self._settings.folder, self._settings.engine)
-        return engine, Tokenizer(self._settings.folder)
-
     # Paths
+
+    @web.middleware
+    async def _count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        self._metrics.count_request(response.status)
+        return response
 
     @web.middleware
     async def _gate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not self._is_ready:
             body = api.error_body("the model is loading", "unavailable_error", None, "loading")
             return web.json_response(body, status=503, headers={"Retry-After": "1"})
+        if self._running.is_asleep and request.path not in AWAKE_NOT_NEEDED:
+            body = api.error_body("the engine is asleep", "unavailable_error", None, "asleep")
+            return web.json_response(body, status=503, headers={"Retry-After": "1"})
         return await handler(request)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ready", "model": self._name})
+
+    async def _metrics_text(self, _: web.Request) -> web.Response:
+        text = self._metrics.text(self._running.stats())
+        return web.Response(text=text, content_type="text/plain")
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        asked = api.parse_tokenize(parse_body(await request.read()))
+        if isinstance(asked, str):
+            tokens = self._tokens.encode(asked)
+        else:
+            tokens = self._tokens.chat_prompt(asked, None)
+        return web.json_response(
+            {"tokens": tokens, "count": len(tokens), "max_model_len": self._running.context}
+        )
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        tokens = api.parse_detokenize(parse_body(await request.read()))
+        if not all(0 <= token < self._running.config.vocab for token in tokens):
+            raise RequestError("a token id is out of range", where="tokens")
+        return web.json_response({"prompt": self._tokens.decode(tokens, skip_special=False)})
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        check_token(request.headers.get("Authorization"))
+        await asyncio.to_thread(self._running.sleep)
+        return web.json_response({"status": "asleep"})
+
+    async def _wake(self, request: web.Request) -> web.Response:
+        check_token(request.headers.get("Authorization"))
+        await asyncio.to_thread(self._running.wake)
+        return web.json_response({"status": "ready"})
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [self._model_object()]})
@@ -140,15 +186,17 @@ class ModelServer:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         parsed = api.parse_chat(parse_body(await request.read()), self._running.context)
         self._check_model(parsed.call.model)
-        prompt = self._tokens.chat_prompt(parsed.messages, None, **parsed.template_values)
+        prompt = self._tokens.chat_prompt(parsed.messages, parsed.tools, **parsed.template_values)
         call = parsed.call
         if not parsed.has_max_tokens:
             room = max(1, self._running.context - len(prompt))
             call = replace(call, params=replace(call.params, max_tokens=room))
-        return await self._answer(request, ChatShape(self._name), call, [prompt])
+        shape = ChatShape(self._name)
+        return await self._answer(request, shape, call, [prompt], parsed.tools is not None)
 
-    def _check_model(self, name: str) -> None:
-        if name != self._name:
+    def _check_model(self, name: str | None) -> None:
+        """A request that names no model means the one there is."""
+        if name is not None and name != self._name:
             raise UnknownModelError(
                 f"the model {name!r} is not served here; {self._name!r} is", where="model"
             )
@@ -160,8 +208,7 @@ class ModelServer:
 
     @property
     def _tokens(self) -> Tokenizer:
-        assert self._tokenizer is not None
-        return self._tokenizer
+        return self._running.tokenizer
 
     # Answers
 
@@ -171,6 +218,7 @@ class ModelServer:
         shape: Shape,
         call: api.Call,
         prompts: Sequence[list[int]],
+        has_tools: bool = False,
     ) -> web.StreamResponse:
         for prompt in prompts:
             self._running.check(prompt, call.params)
@@ -179,7 +227,7 @@ class ModelServer:
             for prompt in prompts
             for choice in range(call.n)
         ]
-        shape.use(self._tokens, call.params)
+        shape.use(self._tokens, call.params, has_tools=has_tools)
         if not call.is_stream:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._whole(p, params)) for p, params in jobs]
@@ -200,9 +248,11 @@ class ModelServer:
         jobs: Sequence[tuple[list[int], SamplingParams]],
     ) -> None:
         try:
-            async for index, piece in self._merged(jobs):
-                for chunk in shape.chunks(index, piece):
-                    await _send_event(response, chunk)
+            # Closed at once when the client leaves: closing cancels what is still computed
+            async with contextlib.aclosing(self._merged(jobs)) as merged:
+                async for index, piece in merged:
+                    for chunk in shape.chunks(index, piece):
+                        await _send_event(response, chunk)
         except* EngineError as group:  # the status is sent already: the error is the last event
             await _send_event(response, _server_error(group))
         else:
@@ -212,16 +262,32 @@ class ModelServer:
         await response.write_eof()
 
     async def _whole(self, prompt: list[int], params: SamplingParams) -> Output:
-        return api.merge([piece async for piece in self._pieces(prompt, params)])
+        return merge([piece async for piece in self._timed(prompt, params)])
+
+    async def _timed(
+        self, prompt: list[int], params: SamplingParams
+    ) -> AsyncGenerator[Output, None]:
+        """A request's pieces, counted."""
+        metrics, before = self._metrics, time.monotonic()
+        histogram = metrics.first_token
+        async with contextlib.aclosing(self._running.stream(prompt, params)) as pieces:
+            async for piece in pieces:
+                now = time.monotonic()
+                histogram.add(now - before)
+                before, histogram = now, metrics.between_tokens
+                if piece.finish_reason is not None:
+                    metrics.prompt_tokens += piece.prompt_tokens
+                    metrics.completion_tokens += piece.completion_tokens
+                yield piece
 
     async def _merged(
         self, jobs: Sequence[tuple[list[int], SamplingParams]]
-    ) -> AsyncIterator[tuple[int, Output]]:
+    ) -> AsyncGenerator[tuple[int, Output], None]:
         """The pieces of all jobs as they come, each with its job's index."""
         pieces: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
 
         async def follow(index: int, prompt: list[int], params: SamplingParams) -> None:
-            async for piece in self._pieces(prompt, params):
+            async for piece in self._timed(prompt, params):
                 pieces.put_nowait((index, piece))
 
         async with asyncio.TaskGroup() as group:
@@ -235,29 +301,6 @@ class ModelServer:
             finally:
                 for task in tasks:
                     task.cancel()
-
-    async def _pieces(self, prompt: list[int], params: SamplingParams) -> AsyncIterator[Output]:
-        """One request's answer; leaving early cancels it."""
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[TokenEvent] = asyncio.Queue()
-
-        def receive(event: TokenEvent) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended before the engine
-                loop.call_soon_threadsafe(events.put_nowait, event)
-
-        engine = self._running
-        builder = AnswerBuilder(self._tokens, params, len(prompt))
-        key = engine.submit(prompt, params, receive)
-        try:
-            while builder.finish_reason is None:
-                event = await events.get()
-                if event.error is not None:
-                    raise event.error
-                piece = builder.push(event.token_id, event.logprob, event.finish_reason)
-                if piece.text or piece.token_ids or piece.finish_reason is not None:
-                    yield piece
-        finally:
-            engine.cancel(key)
 
 
 def _choice_params(params: SamplingParams, choice: int) -> SamplingParams:

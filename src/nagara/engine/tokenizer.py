@@ -62,6 +62,11 @@ class Tokenizer:
         """One token alone, special ones spelled out; bytes of a part character show as U+FFFD."""
         return self.decode([token_id], skip_special=False)
 
+    def json_text(self) -> str:
+        """The tokenizer as the JSON it was made of."""
+        text: str = self._tokenizer.to_str()
+        return text
+
     @property
     def eos_id(self) -> int | None:
         token = self._special.get("eos_token")
@@ -186,7 +191,7 @@ class StopFinder:
             self.is_found = True
             safe, self._held = self._held[: min(places)], ""
             return safe
-        keep = max(_overlap(self._held, stop) for stop in self._stops)
+        keep = max(overlap(self._held, stop) for stop in self._stops)
         cut = len(self._held) - keep
         safe, self._held = self._held[:cut], self._held[cut:]
         return safe
@@ -196,7 +201,7 @@ class StopFinder:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):

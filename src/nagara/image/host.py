@@ -64,12 +64,17 @@ class HostImage:
                 os.mknod(_inside(upper, file), stat.S_IFCHR, _WHITEOUT)
 
     def bound_folders(self) -> tuple[Path, ...]:
-        """The needed folders that are hidden or on another file system, without duplicates."""
-        hidden = (*_EMPTIED, *_EMPTIED_IF_PRESENT, self.state.resolve())
+        """The needed folders that are hidden or on another file system, without duplicates.
+
+        One that nagara's state lies in is left out: a replica would see all secrets and the
+        mounts of all others.
+        """
+        state = self.state.resolve()
+        hidden = (*_EMPTIED, *_EMPTIED_IF_PRESENT, state)
         root_device = _ROOT.stat().st_dev
         bound: list[Path] = []
         for folder in sorted({path.resolve() for path in self.needed if path.exists()}):
-            if self.state.resolve().is_relative_to(folder):
+            if state.is_relative_to(folder):
                 continue  # it would show nagara's state, and every replica's root inside it
             if any(folder.is_relative_to(other) for other in bound):
                 continue

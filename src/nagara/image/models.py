@@ -179,7 +179,7 @@ def adding(models_dir: Path) -> Iterator[Path]:
     One process at a time adds or removes. The folder is gone afterwards, whatever happened.
     """
     with folder_lock(models_dir):
-        for left_over in models_dir.glob(f"{_ADDING}*"):  # holding the lock: a crashed process's
+        for left_over in unfinished_models(models_dir):  # holding the lock: a crashed process's
             shutil.rmtree(left_over)
         staged = Path(tempfile.mkdtemp(dir=models_dir, prefix=_ADDING))
         try:
@@ -187,6 +187,11 @@ def adding(models_dir: Path) -> Iterator[Path]:
         finally:
             if staged.exists():
                 shutil.rmtree(staged)
+
+
+def unfinished_models(models_dir: Path) -> list[Path]:
+    """Folders in the making: of whoever holds the lock, or left over."""
+    return sorted(models_dir.glob(f"{_ADDING}*"))
 
 
 def publish_model(models_dir: Path, staged: Path, name: str, origin: Origin) -> ModelFolder:

@@ -6,6 +6,7 @@ which are slow to answer keep nothing else waiting.
 
 import asyncio
 import contextlib
+import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +16,10 @@ from nagara.snapshot.canary import Answer, CanaryError, Question, ask, canonical
 _CONNECT_S = 5.0
 _READY_ANSWER_S = 30.0
 _CANARY_ANSWER_S = 60.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.1
+_FIRST_PAUSE_S, _PAUSE_SHARE, _LONGEST_PAUSE_S = 0.01, 0.03, 1.0
+_LONG_START_S = 15.0  # from then on it is said what a start waits for
+
+_log = logging.getLogger(__name__)
 _threads = ThreadPoolExecutor(64, thread_name_prefix="asking a replica")
 
 
@@ -34,20 +38,47 @@ async def connected(port: Port) -> socket.socket:
     return opened
 
 
-async def until_ready(port: Port, path: str) -> None:
-    """Returns when a GET of `path` is answered with a 2xx. Waits for ever: bound it outside."""
-    pause_s = _FIRST_PAUSE_S
-    while not await _is_ready(port, path):
-        await asyncio.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+class Readiness:
+    """Asks a starting replica again and again whether it is ready.
 
+    Args:
+        path: a GET of it is answered with a 2xx once it is.
+        app: named when it takes long.
 
-async def _is_ready(port: Port, path: str) -> bool:
-    try:
-        answer = await _ask(port, path, None, _READY_ANSWER_S)
-    except (CanaryError, ConnectionError):
-        return False
-    return 200 <= answer.status < 300
+    `last` says how the latest try went, for whoever wonders why a start takes so long.
+    """
+
+    def __init__(self, port: Port, path: str, app: str) -> None:
+        self._port = port
+        self._path = path
+        self._app = app
+        self.last = "was not asked yet"
+
+    async def reached(self) -> None:
+        """Returns when the replica is ready. Waits for ever: bound it outside.
+
+        The pauses grow with the time that has passed, so that asking delays no start by more
+        than some per cent, and a server that logs each request is not flooded for long.
+        """
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        is_said = False
+        while not await self._is_ready():
+            passed_s = clock() - began_s
+            if passed_s > _LONG_START_S and not is_said:
+                is_said = True
+                where = f"GET {self._path}"
+                _log.warning("%s: not ready for %d s: %s %s", self._app, passed_s, where, self.last)
+            await asyncio.sleep(min(max(_FIRST_PAUSE_S, passed_s * _PAUSE_SHARE), _LONGEST_PAUSE_S))
+
+    async def _is_ready(self) -> bool:
+        try:
+            answer = await _ask(self._port, self._path, None, _READY_ANSWER_S)
+        except (CanaryError, ConnectionError) as error:
+            self.last = f"cannot be asked: {error}"
+            return False
+        self.last = f"answers {answer.status}"
+        return 200 <= answer.status < 300
 
 
 async def canary_answer(port: Port, question: Question) -> str:

@@ -23,6 +23,7 @@ from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running, substituted
 from nagara.sandbox.bundle import Bind, Bundle
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
+from nagara.sandbox.fault_points import reach
 from nagara.sandbox.identity import set_hostname
 from nagara.sandbox.keeper_client import (
     KeeperClient,
@@ -32,7 +33,7 @@ from nagara.sandbox.keeper_client import (
 )
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.sandbox.netns import NetworkNamespace
-from nagara.sandbox.runc import Runc, criu_complaint
+from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
 from nagara.snapshot.capture import CRIU_CONFIG
 from nagara.snapshot.catalog import Snapshot
 from nagara.snapshot.errors import BadSnapshotError, RestoreError, SnapshotError
@@ -112,11 +113,14 @@ class ContainerRuntime:
                 )
         with waterfall.stage("files", "root"):
             self._image.prepare_upper(folder.upper)
+            reach("launch.upper")
             mount_overlay(self._image.layers, folder.upper, folder.work, folder.root)
+            reach("launch.mounted")
         with contextlib.ExitStack() as undo, waterfall.stage("host", "launch"):
             namespace = NetworkNamespace.create()
             undo.callback(namespace.close)
             self._write_bundle(folder, spec, namespace)
+            reach("launch.bundle")
             command = self.runc.run_command(folder.name, folder.bundle, folder.pid_file)
             try:
                 pid = await self._launch(folder, command, log, _LAUNCH_S)
@@ -124,6 +128,7 @@ class ContainerRuntime:
                 raise StartFailedError(
                     f"the container could not be made: {error.what}", where=spec.app
                 ) from error
+            reach("launch.running")
             undo.pop_all()
         return Running(pid, ContainerPort(namespace, spec.port))
 
@@ -137,13 +142,16 @@ class ContainerRuntime:
     ) -> Running:
         with waterfall.stage("files", "root"):
             frozen = await self._layers.mount(snapshot)
+            reach("restore.layer")
             layers = (frozen, *self._image.layers)
             mount_overlay(layers, folder.upper, folder.work, folder.root)
+            reach("restore.mounted")
         with contextlib.ExitStack() as undo:
             with waterfall.stage("host", "restore"):
                 namespace = NetworkNamespace.create()
                 undo.callback(namespace.close)
                 self._write_bundle(folder, spec, namespace)
+                reach("restore.bundle")
                 command = self.runc.restore_command(
                     folder.name, folder.bundle, folder.pid_file, snapshot.memory, folder.criu
                 )
@@ -151,9 +159,12 @@ class ContainerRuntime:
                     pid = await self._launch(folder, command, log, _RESTORE_S)
                 except LaunchError as error:
                     raise _restore_failure(folder, snapshot, error) from error
+                reach("restore.running")
             with waterfall.stage("host", "identity and hooks"):
                 set_hostname(pid, folder.name)
+                reach("restore.named")
                 await self._renew(folder, spec, pid)
+                reach("restore.renewed")
             undo.pop_all()
         return Running(pid, ContainerPort(namespace, spec.port))
 
@@ -166,16 +177,25 @@ class ContainerRuntime:
         is left, then no mount, and only then is anything deleted."""
         await self._keeper.ensure()
         await self._until_ended(folder)
+        reach("clear.ended")
         record = self.runc.state / folder.name
         unmount_tree(record)
+        reach("clear.unmounted")
         if mounted := mount_points(record):
             raise NodeError("cannot be unmounted; nothing was deleted", where=str(mounted[0]))
         if record.exists():
-            await in_thread(self.runc.delete, folder.name)
+            try:
+                await in_thread(self.runc.delete, folder.name)
+            except RuncError:  # may have been killed itself; once more, then it is an error
+                await in_thread(self.runc.delete, folder.name)
+        reach("clear.deleted")
         unmount_tree(folder.path)
+        reach("clear.rootless")
         await in_thread(remove_cgroup, folder.control_group)
+        reach("clear.groupless")
         with contextlib.suppress(KeeperError):
             await self._keeper.forget(folder.name)
+        reach("clear.forgotten")
 
     async def _until_ended(self, folder: ReplicaFolder) -> None:
         """Ends the launcher, the tools that work for the replica and its own processes."""
@@ -219,6 +239,7 @@ class ContainerRuntime:
             binds=needed + tuple(self.model_bind(model) for model in spec.models),
             cpu_cores=spec.limits.cpu,
             memory_bytes=spec.limits.memory_bytes,
+            tasks=_tasks_limit(),
             criu_config=self._criu_config,
         ).write(folder.bundle)
 
@@ -252,6 +273,12 @@ class ContainerRuntime:
         await asyncio.to_thread(call_hook, pid, request, timeout_s=_HOOK_S)
 
 
+def _tasks_limit() -> int:
+    """Far above what servers have, and a part of the machine's pids, so that no replica can use
+    them up."""
+    return min(32768, int(Path("/proc/sys/kernel/pid_max").read_text()) // 8)
+
+
 def _values(spec: ReplicaSpec) -> dict[str, str]:
     return {"PORT": str(spec.port)}
 
@@ -264,9 +291,11 @@ def _restore_failure(
     folder: ReplicaFolder, snapshot: Snapshot, error: LaunchError
 ) -> SnapshotError:
     """Whose fault a failed restore is. The checkpoint tool's own complaint counts against the
-    snapshot, unless it is about what the machine lacks at the moment."""
-    complaint = criu_complaint(folder.criu / "restore.log")
-    if complaint is None or any(lack in complaint for lack in _PASSING_LACKS):
+    snapshot, unless the tool was killed or complains of what the machine lacks at the moment."""
+    log = folder.criu / "restore.log"
+    complaint = criu_complaint(log)
+    was_killed = (error.exit_code_of_launcher or 0) < 0 or not criu_gave_up(log)
+    if was_killed or complaint is None or any(lack in complaint for lack in _PASSING_LACKS):
         return RestoreError(complaint or error.what, where=snapshot.name)
     return BadSnapshotError(complaint, where=snapshot.name)
 

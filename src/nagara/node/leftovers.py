@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nagara.image.mounts import mount_points
 from nagara.node.replica_folder import ReplicaFolder
-from nagara.sandbox.cgroups import cgroup_folders
+from nagara.sandbox.cgroups import groups_beginning
 from nagara.sandbox.leftovers import tools_in
 
 
@@ -25,15 +25,14 @@ def owned_by(state: Path) -> list[Owned]:
     """What exists on the machine for the node with this state folder."""
     node, staging = state / "node", state / "snapshots" / ".staging"
     replicas = node / "replicas"
-    names = sorted({*_inside(replicas), *_inside(node / "runc")})
-    groups = [ReplicaFolder(replicas / name).control_group for name in names]
+    prefix = ReplicaFolder(replicas / "any").control_group.removesuffix("any")
     found = [Owned("mount", str(point.target)) for point in mount_points(state.resolve())]
     found += [Owned("replica folder", name) for name in _inside(replicas)]
     found += [Owned("runtime record", name) for name in _inside(node / "runc")]
     found += [Owned("layer folder", name) for name in _inside(node / "layers")]
     found += [Owned("unfinished snapshot", name) for name in _inside(staging)]
     found += [Owned("tool", str(pid)) for place in (node, staging) for pid in tools_in(place)]
-    found += [Owned("control group", str(path)) for name in groups for path in cgroup_folders(name)]
+    found += [Owned("control group", str(path)) for path in groups_beginning(prefix)]
     return found
 
 

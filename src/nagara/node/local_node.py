@@ -33,7 +33,7 @@ from nagara.contract.replica import (
     StartReport,
 )
 from nagara.node.admission import check_name, check_order
-from nagara.node.asking import connected, until_ready
+from nagara.node.asking import Readiness, connected
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
 from nagara.node.owned_tasks import finished, in_thread
@@ -41,6 +41,7 @@ from nagara.node.replica import Replica, record_of
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
 from nagara.node.runtime import Running, Runtime
 from nagara.node.snapshots import NodeSnapshots, NoSnapshot
+from nagara.sandbox.fault_points import reach
 from nagara.sandbox.keeper_client import KeeperClient, KeeperError, KeptChild
 from nagara.sandbox.signals import handles_signal
 from nagara.snapshot.capture import Saved
@@ -168,7 +169,8 @@ class LocalNode:
     ) -> StartReport:
         with waterfall.stage("files", "folder"):
             await in_thread(replica.folder.create, replica.record)
-            await in_thread(self._logs.prepare, replica.record)
+            reach("start.folder")
+            await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
         found: Snapshot | NoSnapshot | None = None
         if self._snapshots and spec.snapshot:
             with waterfall.stage("files", "find snapshot"):
@@ -182,6 +184,7 @@ class LocalNode:
         with waterfall.stage("files", "ready"):
             replica.record = dataclasses.replace(replica.record, ready=True)
             replica.folder.write(replica.record)
+            reach("start.recorded")
         return StartReport(
             replica=replica.name,
             kind=StartKind.RESTORED if is_restored else StartKind.PLAIN,
@@ -206,13 +209,17 @@ class LocalNode:
         staging = snapshots.staging()
         try:
             await in_thread(snapshots.make_staging, staging)
+            reach("capture.staging")
             await in_thread(replica.folder.create, replica.record)
-            await in_thread(self._logs.prepare, replica.record)
+            reach("capture.folder")
+            await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
             await self._run(replica, spec, Waterfall(time.monotonic, replica.name))
             running = _running(replica)
             answer = await snapshots.prepare(running, spec)
+            reach("capture.prepared")
             saved = await self._save(replica, running, spec, staging)
             await self._remove(replica)
+            reach("capture.removed")
             return await snapshots.publish(staging, spec, saved, answer)
         except SnapshotError as error:
             await self._remove(replica)
@@ -237,9 +244,13 @@ class LocalNode:
 
     async def _ask_to_end(self, replica: Replica, running: Running, grace_s: float) -> None:
         if handles_signal(running.pid, signal.SIGTERM):
-            with contextlib.suppress(TimeoutError, KeeperError):
+            with contextlib.suppress(OSError):  # a full disk does not keep it alive
+                # A next node is not to take over what is on its way out.
+                replica.folder.write(dataclasses.replace(replica.record, ready=False))
+            with contextlib.suppress(KeeperError, OSError):  # of time, too: it is killed then
                 async with asyncio.timeout(grace_s):
                     await self._keeper.signal(replica.name, signal.SIGTERM)
+                    reach("stop.asked")
                     await replica.ended.wait()
 
     async def dial(self, replica: str) -> socket.socket:
@@ -262,6 +273,9 @@ class LocalNode:
 
     async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
         check_name("replica", replica)
+        if replica in self._replicas:
+            with contextlib.suppress(KeeperError):
+                await self._keeper.drain(replica)
         return await asyncio.to_thread(self._logs.tail, replica, tail_bytes)
 
     async def forget_app(self, tenant: str, app: str) -> None:
@@ -314,6 +328,7 @@ class LocalNode:
         try:
             with waterfall.stage("files", "verify"):
                 await self._snapshots.verify(snapshot)
+            reach("restore.verified")
             log = self._logs.path_for(replica.record)
             replica.running = await self._runtime.restore(
                 replica.folder, spec, snapshot, log, waterfall
@@ -321,13 +336,17 @@ class LocalNode:
             with waterfall.stage("canary"):
                 await self._snapshots.check_answer(replica.running, spec, snapshot)
                 await self._snapshots.count_success(snapshot)
+                reach("restore.answered")
         except (NagaraError, OSError) as error:
             failure = error if isinstance(error, SnapshotError) else RestoreError(str(error))
             _log.warning("%s: not restored, starting plainly: %s", replica.record.app, failure)
             with waterfall.stage("host", "clear a failed restore"):
                 await self._snapshots.count_failure(snapshot, failure)
+                reach("fallback.counted")
                 await self._runtime.clear(replica.folder)
+                reach("fallback.cleared")
                 await in_thread(replica.folder.empty)
+                reach("fallback.emptied")
                 replica.begin_again()
             return str(failure)
         return None
@@ -343,6 +362,7 @@ class LocalNode:
             replica.running = await self._runtime.launch(replica.folder, spec, log, waterfall)
             with waterfall.stage("host", "until ready"):
                 what = await self._until_ready(replica, replica.running, spec)
+                reach("launch.ready")
         except StartFailedError as error:
             what = error.what
         if what is not None:
@@ -353,7 +373,8 @@ class LocalNode:
         self, replica: Replica, running: Running, spec: ReplicaSpec
     ) -> str | None:
         """None when the replica is ready; else why it will not be."""
-        ready = asyncio.create_task(until_ready(running.port, spec.ready_path))
+        readiness = Readiness(running.port, spec.ready_path, spec.app)
+        ready = asyncio.create_task(readiness.reached())
         ended = asyncio.create_task(replica.ended.wait())
         try:
             await asyncio.wait(
@@ -369,7 +390,10 @@ class LocalNode:
         if not ready.cancelled():
             ready.result()
             return None
-        return f"{spec.ready_path} was not answered with a 2xx in {spec.start_timeout_s:.0f} s"
+        return (
+            f"{spec.ready_path} was not answered with a 2xx in {spec.start_timeout_s:.0f} s; "
+            f"it {readiness.last}"
+        )
 
     async def _save(
         self, replica: Replica, running: Running, spec: ReplicaSpec, staging: Path
@@ -404,6 +428,7 @@ class LocalNode:
         if replica.running:
             replica.running.port.close()
         await in_thread(replica.folder.remove)
+        reach("stop.gone")
         self._replicas.pop(replica.name, None)
 
     async def _watch(self) -> None:

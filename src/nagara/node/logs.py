@@ -3,7 +3,11 @@
 TENANT/APP/REPLICA.log   written by the keeper
 """
 
+import contextlib
+import os
 import shutil
+import threading
+from collections.abc import Collection
 from pathlib import Path
 
 from nagara.contract.node import ReplicaGoneError
@@ -18,25 +22,32 @@ class ReplicaLogs:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._turn = threading.Lock()
 
     def path_for(self, record: ReplicaRecord) -> Path:
         """Where a replica's output goes. Does not block."""
         return self._root / record.tenant / record.app / f"{record.replica}.log"
 
-    def prepare(self, record: ReplicaRecord) -> None:
-        """Makes the folder of `path_for`; the oldest logs of the app make room."""
+    def prepare(self, record: ReplicaRecord, existing: Collection[str]) -> None:
+        """Makes the folder of `path_for`; the oldest logs of the app make room.
+
+        Args:
+            existing: replicas whose logs stay, being still written to.
+        """
         folder = self._root / record.tenant / record.app
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
-        for old in logs[: max(0, len(logs) - _KEPT_PER_APP + 1)]:
-            old.unlink(missing_ok=True)
-            old.with_name(old.name + ".1").unlink(missing_ok=True)
+        with self._turn:  # replicas of one app may start at the same time
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            logs = sorted(folder.glob("*.log"), key=_modified_s)
+            for old in logs[: max(0, len(logs) - _KEPT_PER_APP + 1)]:
+                if old.stem not in existing:
+                    old.unlink(missing_ok=True)
+                    old.with_name(old.name + ".1").unlink(missing_ok=True)
 
     def tail(self, replica: str, tail_bytes: int) -> bytes:
         """The last bytes of a replica's output. Raises `ReplicaGoneError`."""
         for path in self._root.glob(f"*/*/{replica}.log"):
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - tail_bytes))
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # being rotated
+                file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
                 return file.read()
         raise ReplicaGoneError("no log of such a replica is kept", where=replica)
 
@@ -50,4 +61,13 @@ class ReplicaLogs:
 
     def forget_app(self, tenant: str, app: str) -> None:
         """Removes the logs of an app."""
-        shutil.rmtree(self._root / tenant / app, ignore_errors=True)
+        with self._turn:
+            shutil.rmtree(self._root / tenant / app, ignore_errors=True)
+
+
+def _modified_s(log: Path) -> float:
+    """When it was last written to; the keeper may be rotating it."""
+    try:
+        return log.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

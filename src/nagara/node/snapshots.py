@@ -15,6 +15,7 @@ from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running
+from nagara.sandbox.fault_points import reach
 from nagara.sandbox.sockets_open import open_connections
 from nagara.snapshot.canary import CanaryError, Question
 from nagara.snapshot.capture import Saved, save
@@ -215,7 +216,9 @@ class NodeSnapshots:
             layer_bytes=saved.layer_bytes,
         )
         snapshot = self._catalog.publish(staging, spec.tenant, spec.app, record)
-        return snapshot, self._catalog.drop_others_like(snapshot)
+        replaced = self._catalog.drop_others_like(snapshot)
+        reach("capture.replaced")
+        return snapshot, replaced
 
     async def forget_app(self, tenant: str, app: str) -> None:
         """Removes the app's snapshots."""

@@ -47,6 +47,7 @@ class Bundle:
     binds: tuple[Bind, ...] = ()
     cpu_cores: float | None = None
     memory_bytes: int | None = None
+    tasks: int = 4096  # processes and threads together
     shared_memory_bytes: int = 1 << 30
     criu_config: Path | None = None  # read by CRIU at checkpoint and restore
 
@@ -96,7 +97,10 @@ class Bundle:
         ]
 
     def _linux(self) -> dict[str, Any]:
-        resources: dict[str, Any] = {"devices": [{"allow": False, "access": "rwm"}]}
+        resources: dict[str, Any] = {
+            "devices": [{"allow": False, "access": "rwm"}],
+            "pids": {"limit": self.tasks},
+        }
         if self.memory_bytes is not None:
             resources["memory"] = {"limit": self.memory_bytes}
         if self.cpu_cores is not None:

@@ -28,6 +28,19 @@ def _hierarchies() -> Iterator[Path]:
         yield from (path for path in _MOUNT.iterdir() if path.is_dir() and path.name != PARENT)
 
 
+def hierarchies() -> list[Path]:
+    """Where groups can be made: the unified hierarchy, or each of the older ones."""
+    if (_MOUNT / "cgroup.controllers").exists():
+        return [_MOUNT]
+    return sorted(path for path in _hierarchies() if (path / "cgroup.procs").exists())
+
+
+def groups_beginning(prefix: str) -> list[Path]:
+    """The folders of all groups of nagara's whose name begins so, in every hierarchy."""
+    places = (hierarchy / PARENT for hierarchy in (_MOUNT, *_hierarchies()))
+    return sorted(path for place in places for path in place.glob(f"{prefix}*") if path.is_dir())
+
+
 def kill_cgroup(container: str) -> int:
     """SIGKILLs whatever is left in the container's groups; returns how many that were."""
     pids = {pid for folder in cgroup_folders(container) for pid in _members(folder)}

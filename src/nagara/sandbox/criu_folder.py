@@ -194,6 +194,16 @@ def _publish(tools_dir: Path, tree: Path) -> None:
     link = tree / "link"
     link.symlink_to(tree.name)
     link.replace(tools_dir / "criu")
-    for other in tools_dir.glob(".criu-*"):
-        if other != tree:
-            shutil.rmtree(other)
+    remove_unused_trees(tools_dir)
+
+
+def unused_trees(tools_dir: Path) -> list[Path]:
+    """Trees that the link does not point to: being made by whoever holds the lock, or torn."""
+    used = (tools_dir / "criu").resolve()
+    return sorted(tree for tree in tools_dir.glob(".criu-*") if tree.resolve() != used)
+
+
+def remove_unused_trees(tools_dir: Path) -> None:
+    """Removes them. The caller holds the folder's lock."""
+    for tree in unused_trees(tools_dir):
+        shutil.rmtree(tree)

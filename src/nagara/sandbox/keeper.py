@@ -12,6 +12,7 @@ line; only the keeper's own user may connect:
     {"op": "list"}                   → {"children": [...]}
     {"op": "signal", "id", "signal"} → {}
     {"op": "forget", "id"}           → {}   (only of ended ones)
+    {"op": "drain", "id"}            → {}   (what it has written until now is in its log)
     {"op": "watch"}                  → {}, then a line per child that has ended or ends
     {"op": "shutdown"}               → {}   (refused while one runs)
 
@@ -37,6 +38,7 @@ from subprocess import DEVNULL, Popen
 from typing import Any
 
 from nagara.base.linux import become_subreaper, die_with_parent
+from nagara.sandbox.fault_points import reach
 from nagara.sandbox.keeper_log import ChildLog
 from nagara.sandbox.unix_socket import listen, peer_uid
 
@@ -172,6 +174,9 @@ class Keeper:
             self._signal(request["id"], int(request["signal"]))
         elif operation == "forget":
             self._forget(request["id"])
+        elif operation == "drain":
+            if (written := self._children.get(request["id"])) is not None:
+                self._drain(written)
         elif operation == "watch":
             peer.is_watching = True
             peer.answer(answer)
@@ -193,6 +198,7 @@ class Keeper:
             raise RefusedError(f"{name} is already running")
         self._close(self._children.pop(name, None))
         pid_file = Path(request["pid_file"]) if request.get("pid_file") else None
+        reach("keeper.asked")
         log = ChildLog(Path(request["log"]))
         reading, writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reading, False)
@@ -215,6 +221,7 @@ class Keeper:
         finally:
             os.close(writing)
         self._children[name] = child
+        reach("keeper.spawned")
         self._selector.register(reading, selectors.EVENT_READ, lambda: self._drain(child))
         if pid_file is None:
             child.pid = child.launcher.pid
@@ -237,6 +244,7 @@ class Keeper:
         if child is not None and child.exit_code is None:
             raise RefusedError(f"{name} is still running")
         self._close(self._children.pop(name, None))
+        reach("keeper.forgotten")
 
     def _drain(self, child: Child) -> None:
         if child.output < 0:  # closed by an event that came together with this one
@@ -302,6 +310,7 @@ class Keeper:
             self._strangers.pop(next(iter(self._strangers)))
 
     def _launched(self, child: Child, pid_file: Path, exit_code: int) -> None:
+        reach("keeper.launched")
         answer: dict[str, Any]
         try:
             child.pid = int(pid_file.read_text()) if exit_code == 0 else None
@@ -319,6 +328,7 @@ class Keeper:
         child.asker = None
 
     def _exited(self, child: Child, exit_code: int) -> None:
+        reach("keeper.ended")
         child.exit_code = exit_code
         if child.output >= 0:
             self._drain(child)
@@ -353,6 +363,7 @@ def main() -> None:
     with contextlib.suppress(OSError):  # only root may lower it; others live with the default
         Path("/proc/self/oom_score_adj").write_text("-900")
     Keeper(listen(path)).run()
+    path.unlink(missing_ok=True)  # the lock is still held: it is not a successor's
 
 
 if __name__ == "__main__":

@@ -126,6 +126,10 @@ class KeeperClient:
         """Drops an ended replica from the list."""
         await self._request({"op": "forget", "id": name})
 
+    async def drain(self, name: str) -> None:
+        """Afterwards all that the replica has written before (64 KiB at most) is in its log."""
+        await self._request({"op": "drain", "id": name})
+
     async def shutdown(self) -> None:
         """Ends the keeper. Raises `KeeperError` while a replica runs."""
         await self._request({"op": "shutdown"})

@@ -16,6 +16,7 @@ class ChildLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # may just have been tidied away
         self._descriptor = self._open()
         self._size_bytes = os.fstat(self._descriptor).st_size
 

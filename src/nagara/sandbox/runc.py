@@ -5,9 +5,11 @@ become the container's parent; the others run here, each with a time limit. Bloc
 a worker thread.
 """
 
+import contextlib
 import json
 import re
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +18,12 @@ from nagara.base.errors import NagaraError
 _CRIU_ERROR = re.compile(r"Error \([^)]*\): (.*)")
 # RLIMIT_NOFILE concerns the tool's own limit and is harmless.
 _ONLY_THE_WAY_OUT = ("RLIMIT_NOFILE", "exited, status", "FAILED.", "killed by signal")
+# runc's own log format; the last message is the outermost error with all its causes.
+_LAST_MESSAGE = re.compile(r'.*msg="((?:[^"\\]|\\.)*)"', re.DOTALL)
+_PAUSE_TRIES, _PAUSE_AGAIN_S = 4, 0.1
 _QUICK_S = 30.0
 _CHECKPOINT_S = 600.0
+_NO_CAUSE = ("RLIMIT_NOFILE", "cgroupd")  # errors that CRIU writes and is not ended by
 
 
 class RuncError(NagaraError):
@@ -56,17 +62,28 @@ class Runc:
         return [*self._base(), "restore", *options, container]
 
     def pause(self, container: str) -> None:
-        """Freezes all processes of the container."""
+        """Freezes all processes of the container.
+
+        On a busy machine the older kind of control group sometimes does not freeze in the time
+        that runc gives it; it is then thawed again, and tried again.
+        """
+        for _ in range(_PAUSE_TRIES - 1):
+            with contextlib.suppress(RuncError):
+                self._run("pause", container)
+                return
+            time.sleep(_PAUSE_AGAIN_S)
         self._run("pause", container)
 
-    def checkpoint(self, container: str, image: Path, work: Path) -> None:
+    def checkpoint(
+        self, container: str, image: Path, work: Path, *, time_limit_s: float = _CHECKPOINT_S
+    ) -> None:
         """Writes the paused container's memory to `image`; it stays paused.
 
         Runs in the folder `work`, by which it is found when this process is killed meanwhile.
         """
         options = ["--leave-running", "--image-path", str(image), "--work-path", str(work)]
         try:
-            self._run("checkpoint", *options, container, time_limit_s=_CHECKPOINT_S, cwd=work)
+            self._run("checkpoint", *options, container, time_limit_s=time_limit_s, cwd=work)
         except RuncError as error:
             raise RuncError(
                 "the checkpoint tool could not save the process: "
@@ -100,7 +117,8 @@ class Runc:
         except OSError as error:
             raise RuncError(f"runc cannot be run: {error}", where=str(self.runc)) from error
         if done.returncode != 0:
-            raise RuncError(f"runc {arguments[0]} failed: {done.stderr.strip()[-500:]}")
+            said = _LAST_MESSAGE.search(done.stderr) or [None, done.stderr.strip()[-500:]]
+            raise RuncError(f"runc {arguments[0]} failed: {said[1]}")
         return done.stdout
 
 
@@ -109,10 +127,25 @@ def criu_complaint(log: Path) -> str | None:
 
     Its first errors name the cause, later ones only the way out.
     """
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return None
-    errors = [match[1].strip() for line in lines if (match := _CRIU_ERROR.search(line))]
+    errors = [match[1].strip() for line in _lines(log) if (match := _CRIU_ERROR.search(line))]
     telling = [error for error in errors if not any(words in error for words in _ONLY_THE_WAY_OUT)]
-    return "; ".join((telling or errors)[:2]) or None
+    return "; ".join(telling[:2]) or None
+
+
+def criu_gave_up(log: Path) -> bool:
+    """Whether CRIU itself came to the end of its attempt; it did not if it was killed.
+
+    It says so, or, where it cannot even begin, its complaint is the last thing it says. When it
+    is killed, its helper for control groups complains last.
+    """
+    lines = _lines(log)
+    last = lines[-1] if lines else ""
+    complained_last = "Error (" in last and not any(text in last for text in _NO_CAUSE)
+    return complained_last or any(" FAILED." in line for line in lines)
+
+
+def _lines(log: Path) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []

@@ -12,13 +12,16 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from nagara.base.durable import write_durably
 from nagara.base.errors import NagaraError
 
 CRIU_MINIMUM = (4, 2)  # 3.17 does not start on Linux >= 6.13, 4.1 cannot dump sockets on >= 6.16
+CRIU_UNTESTED = (5, 0)  # from here on nobody has tried it with nagara: used, with a warning
 RUNC_MINIMUM = (1, 1)  # the first with the annotation that passes a configuration file to CRIU
 
 _RUN_TIMEOUT_S = 60.0
 _INSTALL_TIMEOUT_S = 600.0
+_REFUSED = "criu.refused"
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # often not on an ordinary user's PATH
 
 
@@ -38,6 +41,7 @@ class Tools:
     runc_version: str | None
     criu_version: str | None
     missing: tuple[str, ...]  # what is lacking and what to do about it, in words
+    doubts: tuple[str, ...] = ()  # what is usable but was not tried with nagara, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,51 @@ class _Found:
 def find_tools(tools_dir: Path) -> Tools:
     """Looks on PATH first, then below `tools_dir`; asks each tool for its version."""
     runc, runc_gap = _choose("runc", on_path("runc"), RUNC_MINIMUM)
-    criu, criu_gap = _choose("criu", [*on_path("criu"), own_criu(tools_dir)], CRIU_MINIMUM)
+    criu, criu_gap = _choose("criu", criu_candidates(tools_dir), CRIU_MINIMUM)
+    is_untested = criu is not None and criu_gap is None and criu.is_at_least(CRIU_UNTESTED)
     return Tools(
         runc=None if runc_gap or runc is None else runc.path,
         criu=None if criu_gap or criu is None else criu.path,
         runc_version=runc.version if runc else None,
         criu_version=criu.version if criu else None,
         missing=tuple(gap for gap in (runc_gap, criu_gap) if gap),
+        doubts=(f"criu {criu.version} is newer than those tried with nagara (4.2 to 4.x)",)
+        if criu is not None and is_untested
+        else (),
     )
+
+
+def criu_candidates(tools_dir: Path) -> list[Path]:
+    """The system's CRIU, unless it was refused as it is now, then nagara's own."""
+    system = [path for path in on_path("criu") if _mark(path) not in _refused(tools_dir)]
+    return [*system, own_criu(tools_dir)]
+
+
+def refuse_criu(tools_dir: Path, criu: Path) -> None:
+    """Has this CRIU passed over until it changes: its version is good, but it does not work."""
+    tools_dir.mkdir(parents=True, exist_ok=True)
+    write_durably(tools_dir / _REFUSED, f"{_mark(criu)}\n".encode(), mode=0o644)
+
+
+def accept_criu(tools_dir: Path) -> None:
+    """Takes `refuse_criu` back."""
+    (tools_dir / _REFUSED).unlink(missing_ok=True)
+
+
+def _refused(tools_dir: Path) -> list[str]:
+    try:
+        return (tools_dir / _REFUSED).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _mark(program: Path) -> str:
+    """Names a program as it is now: another version has another size or time."""
+    try:
+        state = program.stat()
+    except OSError:
+        return str(program)
+    return f"{program} {state.st_size} {state.st_mtime_ns}"
 
 
 def own_criu(tools_dir: Path) -> Path:
@@ -103,26 +144,26 @@ def check_criu(criu: Path) -> None:
         )
 
 
-def install_runc() -> None:
-    """Installs the distribution's runc with apt.
+def install_package(package: str, command: str) -> None:
+    """Installs a package of the distribution with apt; `command` is what to say to sudo.
 
     Raises:
         ToolError: not root, no apt, or apt failed.
     """
-    hint = "install the package `runc` with this system's package tool"
+    hint = f"install the package `{package}` with this system's package tool"
     if shutil.which("apt-get") is None:
-        raise ToolError("this system has no apt-get to install runc with", hint=hint)
+        raise ToolError(f"this system has no apt-get to install {package} with", hint=hint)
     if os.geteuid() != 0:
-        raise ToolError("installing runc needs root", hint="run `sudo nagara setup runc`")
+        raise ToolError(f"installing {package} needs root", hint=f"run `sudo {command}`")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     install = ["apt-get", "install", "-q", "-y", "--no-install-recommends"]
-    install += ["-o", "DPkg::Lock::Timeout=300", "runc"]  # somebody else's apt may be at work
+    install += ["-o", "DPkg::Lock::Timeout=300", package]  # somebody else's apt may be at work
     # A machine that never ran `apt-get update`, or long ago, names packages it cannot get.
-    for command in (install, ["apt-get", "update", "-q"], install):
-        done = run_quietly(command, environment)
-        if done.returncode == 0 and command is install:
+    for step in (install, ["apt-get", "update", "-q"], install):
+        done = run_quietly(step, environment)
+        if done.returncode == 0 and step is install:
             return
-    raise ToolError(f"apt-get could not install runc: {last_line(done)}", hint=hint)
+    raise ToolError(f"apt-get could not install {package}: {last_line(done)}", hint=hint)
 
 
 def run_quietly(

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from nagara.base.errors import NagaraError
 from nagara.image.frozen import freeze, manifest
+from nagara.sandbox.fault_points import reach
+from nagara.sandbox.rights import CAP_SYS_RESOURCE, has_capability, other_users
 from nagara.sandbox.runc import Runc
 from nagara.snapshot.catalog import FileMark, digests
 from nagara.snapshot.errors import CaptureError
-from nagara.snapshot.processes import mapped_host_files
+from nagara.snapshot.processes import mapped_host_files, processes_of
 
 # What the checkpoint tool is told at capture and restore alike. No request touches a replica
 # that is being captured or restored, so the network need not be locked (a locked port drops the
@@ -56,18 +58,37 @@ def save(
     Raises:
         CaptureError: with the tool's reason. The container may be left frozen.
     """
+    if why := _unsavable(init_pid):
+        raise CaptureError(why, where=container, hint="`nagara doctor` says how to get it")
     try:
         runc.pause(container)
+        reach("capture.paused")
         host_files = mapped_host_files(init_pid, binds)
+        reach("capture.listed")
         runc.checkpoint(container, staging / "memory", work)
+        reach("capture.memory")
         layer_bytes = freeze(upper, staging / "layer.erofs")
+        reach("capture.layer")
         files, layer_digest = digests(staging), listing_digest(upper)
+        reach("capture.digested")
     except NagaraError as error:
         raise CaptureError(error.what, where=container, hint=error.hint) from error
     except OSError as error:
-        raise CaptureError(str(error), where=container) from error
+        raise CaptureError(error.strerror or str(error), where=container) from error
     memory_bytes = sum(size for name, (size, _) in files.items() if name.startswith("memory/"))
     return Saved(host_files, files, layer_digest, memory_bytes, layer_bytes)
+
+
+def _unsavable(init_pid: int) -> str | None:
+    """Why the tool will fail, where that can be seen beforehand and told better than it does."""
+    users = other_users(processes_of(init_pid))
+    if users and not has_capability(CAP_SYS_RESOURCE):
+        named = ", ".join(map(str, sorted(users)))
+        return (
+            f"processes of it run as user {named}, and saving another user's processes needs "
+            "CAP_SYS_RESOURCE, which nagara does not have here"
+        )
+    return None
 
 
 def listing_digest(tree: Path) -> str:

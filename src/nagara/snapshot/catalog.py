@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nagara.base.durable import sync_folder, write_durably
+from nagara.sandbox.fault_points import reach
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.snapshot.errors import BadSnapshotError, HostMisfitError
 from nagara.snapshot.variant import Variant
@@ -149,11 +150,13 @@ class Catalog:
                 path.chmod(0o600)
                 _sync_file(path)
         write_durably(staging / "snapshot.json", record.to_json())
+        reach("capture.described")
         sync_folder(staging / "memory")
         parent = self._root / tenant / app / record.key
         _make_private(parent)
         target = parent / staging.name
         staging.rename(target)
+        reach("capture.published")
         sync_folder(parent)
         snapshot = Snapshot(target, record)
         self._verified[target] = _identity(snapshot)  # its digests were taken from these files
@@ -210,7 +213,10 @@ class Catalog:
 
     def count_bad(self, snapshot: Snapshot, reason: str) -> bool:
         """Notes a failure; True when the snapshot is now in quarantine."""
-        with (snapshot.folder / "bad").open("a") as file:
+        with (
+            contextlib.suppress(FileNotFoundError),  # the app has been forgotten meanwhile
+            (snapshot.folder / "bad").open("a") as file,
+        ):
             os.fchmod(file.fileno(), 0o600)
             file.write(reason.replace("\n", " ") + "\n")
         self._verified.pop(snapshot.folder, None)

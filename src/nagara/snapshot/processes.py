@@ -45,7 +45,10 @@ def mapped_host_files(init_pid: int, binds: Mapping[Path, Path]) -> tuple[FileMa
 
 
 def _mapped(pid: int) -> Iterable[str]:
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
+        return ()
     fields = (line.split(maxsplit=5) for line in lines)
     return (entry[5] for entry in fields if len(entry) == 6 and entry[5].startswith("/"))
 

@@ -23,7 +23,11 @@ def call_hook(pid: int, request: Mapping[str, object], *, timeout_s: float) -> b
     try:
         with connect(path, timeout_s=timeout_s) as connection:
             connection.sendall(json.dumps(request).encode() + b"\n")
-            line = connection.makefile("rb").readline()
+            with connection.makefile("rb") as answers:
+                line = answers.readline()
+                # Until the app has closed its end too: a connection to the outside that is still
+                # open cannot be saved.
+                answers.read()
     except ConnectionRefusedError:  # left behind by a process that has ended
         return False
     except OSError as error:

@@ -1,0 +1,118 @@
+"""Compiles a kernel's C text into a shared library, once per text, machine and compiler.
+
+The library lies in a cache folder under a name made of everything that went into it, so another
+version, another CPU or another compiler never finds a stale one. Called once, at load.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from nagara.engine.errors import UnsupportedError
+
+SOURCE = Path(__file__).with_name("flat.c")
+# No -ffast-math: linking with it changes the float mode of the whole process
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-w")
+
+
+def cache_folders() -> list[Path]:
+    """Where kernels may lie and be put, best first.
+
+    NAGARA_ENGINE_CACHE alone if it is set. Else beside the text, as Python keeps its compiled
+    files: there every process finds what one has compiled, also in a container that shows the
+    installation read-only. Else the user's cache, else a folder for temporary files.
+    """
+    named = os.environ.get("NAGARA_ENGINE_CACHE")
+    if named:
+        return [Path(named)]
+    base = os.environ.get("XDG_CACHE_HOME")
+    own = (Path(base) if base else Path.home() / ".cache") / "nagara" / "kernels"
+    temporary = Path(tempfile.gettempdir()) / f"nagara-kernels-{os.getuid()}"
+    return [SOURCE.parent / "__pycache__", own, temporary]
+
+
+def load_kernel(*, is_bfloat16: bool) -> ctypes.CDLL:
+    """The compiled kernel for one number type.
+
+    Raises:
+        UnsupportedError: there is no C compiler with OpenMP, or no folder to keep the kernel in.
+    """
+    try:
+        return ctypes.CDLL(str(find_or_compile(is_bfloat16=is_bfloat16)))
+    except OSError as error:
+        raise UnsupportedError(f"the kernel cannot be loaded: {error}", where="kernel") from error
+
+
+def find_or_compile(*, is_bfloat16: bool) -> Path:
+    """The kernel's file, compiled if no folder has it. Raises UnsupportedError."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise UnsupportedError("there is no C compiler", where="kernel", hint="install gcc")
+    flags = (*FLAGS, f"-DBF16={int(is_bfloat16)}")
+    name = f"flat-{_name(compiler, flags)}.so"
+    folders = [folder for folder in cache_folders() if _is_trusted(folder)]
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
+    reasons = []
+    for folder in folders:
+        try:
+            _compile(compiler, flags, folder / name)
+        except OSError as error:
+            reasons.append(f"{folder}: {error.strerror}")
+            continue
+        return folder / name
+    raise UnsupportedError(
+        "no folder can keep the kernel: " + "; ".join(reasons),
+        where="kernel",
+        hint="set NAGARA_ENGINE_CACHE to a folder of yours",
+    )
+
+
+def _is_trusted(folder: Path) -> bool:
+    """Code is loaded only from folders that nobody but root and this user can write to."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return True  # made by us when needed
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o002
+
+
+def _name(compiler: str, flags: tuple[str, ...]) -> str:
+    digest = hashlib.blake2b(SOURCE.read_bytes(), digest_size=10)
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    for part in (" ".join(flags).encode(), version, _cpu_flags()):
+        digest.update(b"\0" + part)
+    return digest.hexdigest()
+
+
+def _cpu_flags() -> bytes:
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        return b""
+    return next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
+
+
+def _compile(compiler: str, flags: tuple[str, ...], file: Path) -> None:
+    """Compile beside the target and rename: who looks for it finds all of it or nothing."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".flat-", suffix=".so")
+    os.close(handle)
+    try:
+        done = subprocess.run(
+            [compiler, *flags, str(SOURCE), "-o", name, "-lm"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+            raise UnsupportedError(f"{compiler} refuses the kernel: {reason[0]}", where=str(SOURCE))
+        Path(name).replace(file)
+    finally:
+        Path(name).unlink(missing_ok=True)

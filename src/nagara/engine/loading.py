@@ -1,0 +1,135 @@
+"""From a model folder to a model that computes: checks, type, and the choice of the kernel."""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nagara.engine.adapter import AdaptedModel
+from nagara.engine.config import (
+    FLAT_MODEL_TYPES,
+    ModelConfig,
+    parse_general_config,
+    parse_model_config,
+)
+from nagara.engine.errors import UnsupportedError
+from nagara.engine.flat import FlatModel
+from nagara.engine.flat_c import CFlatModel
+from nagara.engine.flat_weights import can_pack, pack_weights, take_flat_weights
+from nagara.engine.model import StepModel
+from nagara.engine.modelfolder import ModelFolder, check_model_folder, read_json_object
+from nagara.engine.settings import EngineSettings, cache_blocks
+from nagara.engine.weights import MappedWeights, pick_dtype
+
+log = logging.getLogger("nagara.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and the limits that follow from it and the settings."""
+
+    model: StepModel
+    config: ModelConfig
+    context: int
+    blocks: int
+    weight_bytes: int
+    copied_bytes: int
+
+
+def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
+    """Check the folder, map its weights and build the model; nothing is computed yet.
+
+    Raises:
+        EngineError: the folder is broken or asks for something unsupported.
+    """
+    started = time.monotonic()
+    folder = check_model_folder(path)
+    generation_file = folder.path / "generation_config.json"
+    generation = read_json_object(generation_file) if generation_file.exists() else None
+    is_flat = is_flat_type(folder.config, settings.kernel)
+    parse = parse_model_config if is_flat else parse_general_config
+    config = parse(folder.config, generation)
+    dtype = pick_dtype(settings.dtype, config.dtype)
+    model, copied = build_model(folder, config, dtype, settings)
+    context = min(settings.context or config.context, config.context)
+    blocks = cache_blocks(settings, config, context, dtype.itemsize)
+    context = min(context, blocks * settings.block_size)
+    log.info(
+        "model mapped in %.2f s: %s, %d layers, %s, kernel %s, %.0f MB of weights, "
+        "%.0f MB of them copied; cache of %d tokens, context %d",
+        time.monotonic() - started,
+        config.model_type,
+        config.layers,
+        str(dtype).removeprefix("torch."),
+        model.kernel,
+        folder.weight_bytes / 1e6,
+        copied / 1e6,
+        blocks * settings.block_size,
+        context,
+    )
+    return LoadedModel(model, config, context, blocks, folder.weight_bytes, copied)
+
+
+def build_model(
+    folder: ModelFolder, config: ModelConfig, dtype: torch.dtype, settings: EngineSettings
+) -> tuple[StepModel, int]:
+    """The model and how many bytes of weights had to be copied."""
+    if not is_flat_type(folder.config, settings.kernel):
+        adapted = AdaptedModel(folder.path, config, dtype, settings.device)
+        return adapted, adapted.weight_bytes
+    device = torch.device(settings.device)
+    weights = MappedWeights(folder, dtype)
+    taken = take_flat_weights(config, weights)
+    if _wants_c(settings):
+        try:
+            return CFlatModel(config, taken, dtype, settings.block_size), weights.copied_bytes
+        except UnsupportedError as error:
+            if settings.kernel == "c":
+                raise
+            log.info("computing with torch: %s", error.what)
+    copied = weights.copied_bytes
+    if device.type != "cpu":
+        taken = taken.to(device)
+    elif _wants_packed(settings, dtype):
+        taken, packed = pack_weights(taken)
+        copied += packed
+    return FlatModel(config, taken, dtype, device, is_compiled=settings.is_compiled), copied
+
+
+def _wants_packed(settings: EngineSettings, dtype: torch.dtype) -> bool:
+    is_possible = not settings.is_compiled and can_pack(dtype)
+    if settings.pack == "on" and not is_possible:
+        raise UnsupportedError(
+            "weights cannot be packed: that needs bfloat16, a processor that multiplies it, and no "
+            "compilation",
+            where="pack",
+        )
+    return settings.pack != "off" and is_possible
+
+
+def is_flat_type(config: dict[str, Any], kernel: str) -> bool:
+    """Whether the forward pass is our own.
+
+    Raises:
+        UnsupportedError: the asked kernel cannot compute this architecture.
+    """
+    is_known = config.get("model_type") in FLAT_MODEL_TYPES
+    if not is_known and kernel in ("c", "torch"):
+        raise UnsupportedError(
+            f"the {kernel} kernel does not compute {config.get('model_type')!r}",
+            where="kernel",
+            hint="auto or transformers",
+        )
+    return is_known and kernel != "transformers"
+
+
+def _wants_c(settings: EngineSettings) -> bool:
+    is_possible = settings.device == "cpu" and not settings.is_compiled and settings.pack != "on"
+    if settings.kernel == "c" and not is_possible:
+        raise UnsupportedError(
+            "the C kernel is for the CPU, and for weights that are not packed", where="kernel"
+        )
+    return settings.kernel == "c" or (settings.kernel == "auto" and is_possible)

@@ -1,0 +1,29 @@
+"""What the engine needs of a model: one small protocol, and the choice of who fulfils it."""
+
+from typing import Protocol
+
+import torch
+
+from nagara.engine.config import ModelConfig
+from nagara.engine.inputs import StepInputs
+
+
+class StepModel(Protocol):
+    """A decoder that computes the rows of many sequences at once over a paged cache.
+
+    `kernel` names what computes: `c`, `torch`, `torch-compiled` or `transformers`.
+    """
+
+    kernel: str
+    config: ModelConfig
+
+    def make_cache(self, blocks: int, block_size: int) -> None:
+        """Room for `blocks` blocks of keys and values; pages are touched only when used."""
+
+    def drop_cache(self) -> None: ...
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Write the rows' keys and values; logits `[samples, vocab]` float32 of the sample rows.
+
+        The result is valid until the next call.
+        """

@@ -1,0 +1,100 @@
+"""`nagara agent` as a process: killed and followed, refused where it cannot work."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nagara.contract.node import NodeUnavailableError
+from nagara.contract.replica import Canary, Lease, ReplicaSpec, StartOrder
+from nagara.node.remote_node import RemoteNode
+from nagara.testing import small_server
+
+SERVER = str(Path(small_server.__file__).resolve())
+
+
+def agent(state: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent"],
+        stderr=subprocess.PIPE,
+    )
+
+
+async def until_it_answers(node: RemoteNode) -> None:
+    for _ in range(1000):
+        try:
+            await node.facts()
+        except NodeUnavailableError:
+            await asyncio.sleep(0.02)
+        else:
+            return
+    raise AssertionError("the agent does not answer")
+
+
+async def test_an_agent_that_is_killed_is_followed_by_one_that_takes_its_replica_over(
+    tmp_path: Path,
+) -> None:
+    node = RemoteNode(tmp_path / "agent.sock")
+    spec = ReplicaSpec(
+        tenant="default",
+        app="steady",
+        definition="d",
+        image="host",
+        command=(sys.executable, SERVER, "${PORT}"),
+        port=8000,
+        ready_path="/health",
+        canary=Canary("/health"),
+        start_timeout_s=60.0,
+    )
+    name = f"cli-{os.getpid()}"
+    first = second = agent(tmp_path)
+    try:
+        await until_it_answers(node)
+        await node.start(StartOrder(name, Lease("s", 1), spec))
+        first.kill()
+        first.communicate()
+        second = agent(tmp_path)
+        await until_it_answers(node)
+        (status,) = await node.replicas()
+        assert (status.replica, status.ready) == (name, True)
+        (await node.dial(name)).close()
+        await node.stop(name, grace_s=0)
+    finally:
+        first.kill()
+        second.send_signal(signal.SIGTERM)
+        _, said = second.communicate(timeout=60)
+    assert b"Traceback" not in said
+    assert second.returncode == 0
+
+
+def test_a_second_agent_on_one_state_folder_is_refused(tmp_path: Path) -> None:
+    first = agent(tmp_path)
+    try:
+        asyncio.run(until_it_answers(RemoteNode(tmp_path / "agent.sock")))
+        second = agent(tmp_path)
+        _, said = second.communicate(timeout=60)
+        assert second.returncode == 1
+        assert str(tmp_path) in said.decode()
+        assert "hint:" in said.decode()
+        assert first.poll() is None
+    finally:
+        first.terminate()
+        first.communicate(timeout=60)
+
+
+@pytest.mark.root
+def test_a_state_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(tmp_path)], check=True)
+    try:
+        refused = agent(tmp_path)
+        _, said = refused.communicate(timeout=60)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+    assert refused.returncode == 1
+    assert "Read-only file system" in said.decode()
+    assert "--state" in said.decode()
+    assert "Traceback" not in said.decode()

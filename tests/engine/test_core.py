@@ -1,0 +1,439 @@
+"""The loop is right at both depths, on the slowest device that is still correct, near every limit.
+
+The model here has no weights: each token depends on its position and on what the sequence's own
+blocks hold, so a row that reads a wrong block, a stale token or an early buffer changes the answer.
+"""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nagara.engine.errors import ContextLengthError, EngineError
+from nagara.engine.request import FinishReason, SamplingParams
+from nagara.engine.simulated import SimulatedModel, build_core, make_sequence, simulated_config
+from nagara.engine.streams import Device, ScriptedDevice, WorkerStream, inline_device
+
+VOCAB = 211
+
+
+def params(new, **more):
+    return SamplingParams(**{"max_tokens": new, "temperature": 0, **more})
+
+
+def new_core(depth, device=None, **more):
+    options = {
+        "slots": 4,
+        "blocks": 64,
+        "block_size": 4,
+        "chunk_rows": 8,
+        "context": 256,
+        "is_checking": True,
+    }
+    model = SimulatedModel(simulated_config(VOCAB))
+    core = build_core(model, device or inline_device(), depth, **{**options, **more})
+    core.model = model
+    return core
+
+
+def alone(prompt, new, ends=frozenset(), **more):
+    """What a request gets on an engine of its own, one step at a time: the oracle."""
+    core = new_core(0, blocks=256, is_caching=False)
+    sequence = make_sequence(0, prompt, params(new, **more), ends)
+    core.scheduler.add(sequence)
+    while core.has_work:
+        core.step()
+    return sequence.outputs
+
+
+def run(core, limit=5000):
+    for _ in range(limit):
+        if not core.has_work:
+            break
+        core.step()
+    assert not core.has_work, "the loop does not come to an end"
+    core.scheduler.audit()
+    assert core.scheduler.pool.held == 0
+
+
+def prompt_of(length, seed=0):
+    draw = random.Random(seed)
+    return [draw.randrange(VOCAB) for _ in range(length)]
+
+
+@pytest.fixture(params=["inline", "scripted", "worker"])
+def device(request):
+    if request.param == "scripted":
+        yield ScriptedDevice().device
+    elif request.param == "inline":
+        yield inline_device()
+    else:
+        streams = [WorkerStream() for _ in range(3)]
+        made = Device(torch.device("cpu"), *streams)
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 17, 33])
+def test_tokens_equal_the_oracle_for_every_prompt_length(depth, device, length):
+    core = new_core(depth, device)
+    sequence = make_sequence(0, prompt_of(length), params(13))
+    core.scheduler.add(sequence)
+    run(core)
+    assert sequence.outputs == alone(prompt_of(length), 13)
+
+
+def test_many_requests_through_few_slots_equal_the_oracle(depth, device):
+    core = new_core(depth, device)
+    sequences = [make_sequence(i, prompt_of(3 + i * 2, i), params(5 + i % 7)) for i in range(20)]
+    for sequence in sequences:
+        core.scheduler.add(sequence)
+    run(core)
+    for i, sequence in enumerate(sequences):
+        assert sequence.outputs == alone(prompt_of(3 + i * 2, i), 5 + i % 7)
+
+
+def test_long_chunked_prompts_beside_many_requests_equal_the_oracle(depth, device):
+    core = new_core(depth, device, slots=16, blocks=400, context=512)
+    lengths = [200, 3, 90, 1, 170, 4] * 4
+    sequences = [make_sequence(i, prompt_of(n, i), params(40)) for i, n in enumerate(lengths)]
+    for sequence in sequences:
+        core.scheduler.add(sequence)
+    run(core)
+    for i, sequence in enumerate(sequences):
+        assert sequence.outputs == alone(prompt_of(lengths[i], i), 40)
+
+
+@pytest.mark.parametrize("new", [1, 2, 3])
+def test_no_step_is_computed_beyond_the_last_token(depth, new):
+    core = new_core(depth)
+    core.scheduler.add(make_sequence(0, [5, 6], params(new)))
+    run(core)
+    assert core.model.rows_seen == [2] + [1] * (new - 1)
+
+
+def test_an_end_token_found_late_costs_at_most_one_row(depth):
+    outputs = alone(prompt_of(5), 30)
+    end = outputs[6]
+    core = new_core(depth)
+    sequence = make_sequence(0, prompt_of(5), params(30), frozenset([end]))
+    core.scheduler.add(sequence)
+    run(core)
+    assert sequence.outputs == outputs[: outputs.index(end) + 1]
+    assert sequence.finish_reason is FinishReason.STOP
+    assert sum(core.model.rows_seen) <= 5 + len(sequence.outputs) - 1 + depth
+
+
+def test_a_slot_is_given_on_only_when_the_step_in_flight_has_ended(depth):
+    outputs = alone([1, 2, 3], 20)
+    core = new_core(depth, ScriptedDevice().device, slots=1)
+    first = make_sequence(0, [1, 2, 3], params(20), frozenset([outputs[4]]))
+    second = make_sequence(1, [9, 8], params(9))
+    core.scheduler.add(first)
+    core.scheduler.add(second)
+    run(core)
+    assert first.outputs == outputs[: outputs.index(outputs[4]) + 1]
+    assert second.outputs == alone([9, 8], 9)
+
+
+def test_two_equal_prompts_at_once_leave_the_pool_whole(depth, device):
+    core = new_core(depth, device)
+    prompt = prompt_of(24)
+    sequences = [make_sequence(i, prompt, params(40)) for i in range(4)]
+    for sequence in sequences:
+        core.scheduler.add(sequence)
+    run(core)
+    assert all(s.outputs == alone(prompt, 40) for s in sequences)
+
+
+def test_a_cached_prompt_still_computes_its_last_token(depth):
+    for length in (8, 9, 12, 15, 16):
+        core = new_core(depth)
+        first, again = (make_sequence(i, prompt_of(length), params(6)) for i in range(2))
+        core.scheduler.add(first)
+        run(core)
+        core.model.rows_seen.clear()
+        core.scheduler.add(again)
+        run(core)
+        assert again.outputs == first.outputs
+        assert again.cached_tokens == (length - 1) // 4 * 4
+        assert core.model.rows_seen[0] == length - again.cached_tokens
+
+
+def test_a_longer_prompt_shares_the_answer_of_a_shorter_one(depth):
+    core = new_core(depth)
+    first = make_sequence(0, prompt_of(6), params(11))
+    core.scheduler.add(first)
+    run(core)
+    longer = [*prompt_of(6), *first.outputs, 3]
+    second = make_sequence(1, longer, params(5))
+    core.scheduler.add(second)
+    run(core)
+    assert second.cached_tokens == 16  # the last output was never computed
+    assert second.outputs == alone(longer, 5)
+
+
+def test_preempted_requests_compute_the_same_tokens_again(depth, device):
+    core = new_core(depth, device, blocks=14)
+    sequences = [make_sequence(i, prompt_of(7 + i, i), params(25)) for i in range(4)]
+    for sequence in sequences:
+        core.scheduler.add(sequence)
+    run(core)
+    assert core.scheduler.preemptions > 0
+    for i, sequence in enumerate(sequences):
+        assert sequence.outputs == alone(prompt_of(7 + i, i), 25)
+
+
+def test_a_preempted_request_finds_its_prefix_again(depth):
+    core = new_core(depth, blocks=12, slots=2)
+    sequences = [make_sequence(i, prompt_of(16, i), params(20)) for i in range(2)]
+    for sequence in sequences:
+        core.scheduler.add(sequence)
+    run(core)
+    assert core.scheduler.preemptions > 0
+    assert [s.outputs for s in sequences] == [alone(prompt_of(16, i), 20) for i in range(2)]
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_a_cancel_at_any_chunk_border_frees_everything(depth, device, steps):
+    core = new_core(depth, device)
+    other = make_sequence(0, prompt_of(5, 1), params(30))
+    long = make_sequence(1, prompt_of(40), params(5))
+    core.scheduler.add(other)
+    core.scheduler.add(long)
+    for _ in range(steps):
+        core.step()
+    core.scheduler.end(long, FinishReason.CANCELLED)
+    core.scheduler.end(long, FinishReason.CANCELLED)
+    run(core)
+    assert long.finish_reason is FinishReason.CANCELLED
+    assert other.outputs == alone(prompt_of(5, 1), 30)
+
+
+def test_cancelling_one_of_eight_that_share_a_prefix_leaves_the_others_alone(depth, device):
+    core = new_core(depth, device, slots=8, blocks=200)
+    shared = prompt_of(30)
+    prompts = [[*shared, i, i + 1] for i in range(8)]
+    warm = make_sequence(99, shared, params(1))
+    core.scheduler.add(warm)
+    run(core)
+    sequences = [make_sequence(i, p, params(12)) for i, p in enumerate(prompts)]
+    for sequence in sequences:
+        core.scheduler.add(sequence)
+    core.step()
+    core.scheduler.end(sequences[3], FinishReason.CANCELLED)
+    run(core)
+    for i, sequence in enumerate(sequences):
+        if i != 3:
+            assert sequence.outputs == alone(prompts[i], 12)
+
+
+def test_a_cancel_before_the_first_step_leaves_nothing(depth):
+    core = new_core(depth)
+    sequence = make_sequence(0, [1], params(5))
+    core.scheduler.add(sequence)
+    core.scheduler.end(sequence, FinishReason.CANCELLED)
+    assert not core.has_work
+    run(core)
+
+
+def test_a_lone_request_is_committed_without_waiting_for_another(depth):
+    device = ScriptedDevice()
+    core = new_core(depth, device.device)
+    sequence = make_sequence(0, [1, 2], params(1))
+    core.scheduler.add(sequence)
+    steps = 0
+    while core.has_work:
+        core.step()
+        steps += 1
+    assert sequence.outputs
+    assert steps <= 1 + depth
+
+
+def test_stepping_an_idle_core_does_nothing(depth):
+    core = new_core(depth)
+    assert core.step() == []
+    assert not core.has_work
+
+
+def test_a_request_larger_than_the_pool_is_refused(depth):
+    core = new_core(depth, blocks=4)
+    with pytest.raises(ContextLengthError):
+        core.scheduler.check_fits(17)
+    core.scheduler.check_fits(16)
+    sequence = make_sequence(0, prompt_of(10), params(6))
+    core.scheduler.add(sequence)
+    run(core)
+    assert sequence.outputs == alone(prompt_of(10), 6)
+
+
+def test_host_buffers_are_copied_before_the_host_writes_them_again(depth):
+    """The transfer is held: what the host writes afterwards must not be what arrives."""
+    device = ScriptedDevice()
+    core = new_core(depth, device.device)
+    core.scheduler.add(make_sequence(0, prompt_of(3), params(3)))
+    plan = core.scheduler.plan()
+    launched = core._runner.launch(plan)
+    assert device.inward.held
+    other = core._runner._sets[1]
+    assert launched.buffers is not other
+    other.rows.fill_(7)  # the other set is free, this one is not
+    assert launched.buffers.in_use is launched.out
+    assert not launched.out.is_done()
+    results = core._runner.read(launched)
+    assert results.tokens == alone(prompt_of(3), 1)
+
+
+def test_device_buffers_do_not_alias_host_buffers(depth):
+    core = new_core(depth)
+    buffers = core._runner._sets[0]
+    buffers.rows.fill_(1)
+    buffers.row_count = 4
+    buffers.copy_in()
+    buffers.rows.fill_(2)
+    assert buffers.device_rows[0, 0] == 1
+
+
+def test_a_result_that_was_never_written_is_noticed(depth):
+    device = ScriptedDevice()
+    core = new_core(depth, device.device)
+    core.scheduler.add(make_sequence(0, [1], params(1)))
+    launched = core._runner.launch(core.scheduler.plan())
+    for event in (*device.inward.held, *device.compute.held, *device.outward.held):
+        event.has_run = True  # as if an event had happened too early
+    with pytest.raises(EngineError, match="before it was written"):
+        core._runner.read(launched)
+
+
+def test_steps_are_committed_in_order(depth):
+    core = new_core(depth)
+    core.scheduler.add(make_sequence(0, prompt_of(20), params(3)))
+    core.scheduler.plan()
+    second = core.scheduler.plan()
+    with pytest.raises(EngineError, match="before step"):
+        core.scheduler.commit(second, [1])
+
+
+def test_a_request_that_needs_the_host_makes_only_its_own_rows_wait(depth):
+    saw = []
+
+    def bans_last(seen, logits):
+        saw.append(seen)
+        logits[seen[-1]] = float("-inf")
+        return logits
+
+    plain = make_sequence(0, prompt_of(4), params(12))
+    own = make_sequence(1, prompt_of(4, 5), params(12, logits_processors=(bans_last,)))
+    core = new_core(depth)
+    core.scheduler.add(plain)
+    core.scheduler.add(own)
+    run(core)
+    assert plain.outputs == alone(prompt_of(4), 12)
+    assert own.outputs == alone(prompt_of(4, 5), 12, logits_processors=(bans_last,))
+    first = saw[: len(own.outputs)]
+    assert first == [tuple(own.tokens[: 4 + i]) for i in range(12)]
+    steps = core.times.steps
+    assert steps <= (12 if depth == 0 else 26)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"repetition_penalty": 5.0},
+        {"frequency_penalty": 2.0, "presence_penalty": 1.0},
+        {"repetition_penalty": 1.7, "temperature": 1.3, "seed": 4},
+    ],
+)
+def test_penalties_count_the_token_that_only_the_device_knows(depth, more):
+    """Three tokens are likely at every place, so each penalty changes which one wins."""
+    more = {**more, "logit_bias": ((5, 10.8), (6, 10.6), (7, 10.4))}
+    core = new_core(depth, ScriptedDevice().device)
+    sequences = [make_sequence(i, [3, 4, 3], params(20, **more)) for i in range(3)]
+    for sequence in sequences:
+        core.scheduler.add(sequence)
+    run(core)
+    expected = alone([3, 4, 3], 20, **more)
+    assert all(s.outputs == expected for s in sequences)
+    assert expected != alone([3, 4, 3], 20, logit_bias=more["logit_bias"])
+
+
+def test_penalties_survive_a_preemption(depth):
+    core = new_core(depth, blocks=14)
+    bias = ((5, 10.8), (6, 10.6), (7, 10.4))
+    more = {"frequency_penalty": 1.5, "repetition_penalty": 1.4, "logit_bias": bias}
+    sequences = [make_sequence(i, prompt_of(7, i), params(25, **more)) for i in range(4)]
+    for sequence in sequences:
+        core.scheduler.add(sequence)
+    run(core)
+    assert core.scheduler.preemptions > 0
+    for i, sequence in enumerate(sequences):
+        assert sequence.outputs == alone(prompt_of(7, i), 25, **more)
+
+
+REQUEST = st.tuples(
+    st.integers(1, 22),  # prompt
+    st.integers(1, 14),  # new tokens
+    st.integers(0, 3),  # prompts that begin alike
+    st.sampled_from([0.0, 1.0]),
+    st.booleans(),  # an end token somewhere
+)
+ACTION = st.one_of(
+    st.tuples(st.just("submit"), REQUEST),
+    st.tuples(st.just("cancel"), st.integers(0, 20)),
+    st.tuples(st.just("preempt"), st.integers(0, 3)),
+    st.tuples(st.just("step"), st.integers(1, 3)),
+    st.tuples(st.just("device"), st.integers(0, 2)),
+)
+
+
+def play(depth, actions, blocks):
+    """Run a schedule on a scripted device; returns the sequences."""
+    device = ScriptedDevice()
+    core = new_core(depth, device.device, blocks=blocks)
+    sequences = []
+    for action, value in actions:
+        if action == "submit":
+            length, new, family, temperature, has_end = value
+            length = min(length, blocks * 4 - new)
+            if length < 1:
+                continue
+            prompt = prompt_of(30, family)[:length]
+            ends = frozenset(range(0, VOCAB, 9)) if has_end else frozenset()
+            wanted = params(new, temperature=temperature, seed=family)
+            sequences.append(make_sequence(len(sequences), prompt, wanted, ends))
+            core.scheduler.add(sequences[-1])
+        elif action == "cancel" and sequences:
+            core.scheduler.end(sequences[value % len(sequences)], FinishReason.CANCELLED)
+        elif action == "preempt" and core.scheduler.running:
+            running = core.scheduler.running
+            core.scheduler._preempt(running[value % len(running)])
+        elif action == "step":
+            for _ in range(value):
+                core.step()
+        elif action == "device":
+            stream = (device.inward, device.compute, device.outward)[value]
+            stream.run_next()
+    run(core)
+    return sequences
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ACTION, max_size=40), st.sampled_from([6, 9, 40]))
+def test_any_schedule_gives_each_request_the_tokens_it_gets_alone(actions, blocks):
+    for depth in (0, 1):
+        for sequence in play(depth, actions, blocks):
+            p = sequence.params
+            expected = alone(
+                sequence.tokens[: sequence.prompt_length],
+                p.max_tokens,
+                sequence.end_ids,
+                temperature=p.temperature,
+                seed=p.seed,
+            )
+            assert sequence.finish_reason is not None
+            if sequence.finish_reason is FinishReason.CANCELLED:
+                assert sequence.outputs == expected[: len(sequence.outputs)]
+            else:
+                assert sequence.outputs == expected
