@@ -15,6 +15,9 @@ class _Entry(NamedTuple):
 
 
 BENCHMARKS: dict[str, _Entry] = {
+    "planner": _Entry(
+        "nagara.cli.bench_planner:planner", "Plans over large catalogues, and claims of slots."
+    ),
     "coldstart": _Entry(
         "nagara.cli.bench_coldstart:coldstart",
         "From a request to the first token, started plainly and restored.",

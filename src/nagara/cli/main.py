@@ -38,6 +38,7 @@ COMMANDS: dict[str, _Entry] = {
     "delete": _Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
     "models": _Entry("nagara.cli.models:models", "Add, list and remove model folders."),
     "engine": _Entry("nagara.cli.engine:engine", "Serve one model with nagara's own engine."),
+    "pool": _Entry("nagara.cli.pool:pool", "Show and steer the machines that are kept ready."),
     "bench": _Entry("nagara.cli.bench:bench", "Measure; every figure of the README comes from it."),
     "doctor": _Entry("nagara.cli.doctor:doctor", "Try out what this machine can do; list leaks."),
     "setup": _Entry("nagara.cli.setup:setup", "Get the tools that containers and snapshots need."),

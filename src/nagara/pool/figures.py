@@ -1,0 +1,80 @@
+"""What the pool says of itself in numbers: for `/metrics`, the API, `nagara pool status`. Pure."""
+
+from dataclasses import asdict, dataclass
+
+from nagara.pool.core import PoolCore
+from nagara.pool.problem import Problem
+from nagara.pool.states import IN_FLIGHT, MachineState
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One moment. `target` and `level` are devices free to be claimed; costs are per hour."""
+
+    level: int
+    target: float
+    leased: int
+    machines: int
+    ready: int
+    coming: int
+    claims: int
+    misses: int
+    utilisation: float  # leased devices of ready machines' devices
+    cost_h: float
+    idle_cost_h: float  # of devices that are not leased, boots and diagnostics included
+
+
+def figures_of(core: PoolCore, problem: Problem) -> Figures:
+    """The present ones."""
+    leased = devices = ready = coming = 0
+    cost = idle = 0.0
+    for machine in core.table:
+        used = sum(held.wanted.devices for held in machine.held.values())
+        leased += used
+        price = machine.offering.price_h
+        cost += price
+        idle += price * (1 - used / machine.offering.devices)
+        coming += machine.state in IN_FLIGHT
+        if machine.state is MachineState.READY:
+            ready += 1
+            devices += machine.offering.devices
+    wanted = sum(demand.quantity for demand in problem.demands) / problem.rules.utilisation
+    return Figures(
+        level=core.grants.inventory.free_slots,
+        target=round(max(0.0, wanted - leased), 2),
+        leased=leased,
+        machines=len(core.table),
+        ready=ready,
+        coming=coming,
+        claims=core.claims,
+        misses=core.misses,
+        utilisation=round(leased / devices, 4) if devices else 0.0,
+        cost_h=round(cost, 4),
+        idle_cost_h=round(idle, 4),
+    )
+
+
+_KINDS = {"claims": "counter", "misses": "counter"}
+_HELP = {
+    "level": "Free devices that can be claimed now.",
+    "target": "Free devices that the plan wants.",
+    "leased": "Devices under a lease.",
+    "machines": "Machines the pool knows.",
+    "ready": "Machines whose devices can be claimed.",
+    "coming": "Machines ordered, booting or being checked.",
+    "claims": "Claims, granted or not.",
+    "misses": "Claims that found nothing free.",
+    "utilisation": "Leased share of ready devices.",
+    "cost_h": "List price of all machines per hour.",
+    "idle_cost_h": "List price of devices without a lease per hour.",
+}
+
+
+def metrics(figures: Figures) -> str:
+    """Prometheus's text format."""
+    lines = []
+    for name, value in asdict(figures).items():
+        kind = _KINDS.get(name, "gauge")
+        full = f"nagara_pool_{name}{'_total' if kind == 'counter' else ''}"
+        lines += [f"# HELP {full} {_HELP[name]}", f"# TYPE {full} {kind}", f"{full} {value}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,126 @@
+"""Keeps machines healthy: what follows from suspicion, from Xid events and from the calendar.
+
+Changes machines only through the core. Called from the pool's loop.
+"""
+
+import logging
+
+from nagara.contract.machine import CheckKind, DeviceEvent, Outcome, Vitals
+from nagara.pool.core import PoolCore
+from nagara.pool.health.brake import Brake
+from nagara.pool.health.schedule import Candidate, due
+from nagara.pool.health.watchdog import Watchdog
+from nagara.pool.health.xid import Action, XidPolicy
+from nagara.pool.machines import Machine
+from nagara.pool.states import MachineEvent, MachineState
+
+_log = logging.getLogger(__name__)
+
+
+class Care:
+    """One pool's health affairs."""
+
+    def __init__(self, policy: XidPolicy | None = None) -> None:
+        self.brake = Brake()
+        self.watchdog = Watchdog()
+        self.alerts: list[str] = []
+        self._policy = policy or XidPolicy()
+        self._watched: set[str] = set()
+        self._silent: set[str] = set()
+        self._checked_s: dict[str, float] = {}  # last heavy round passed, by machine
+
+    def suspect(self, core: PoolCore, name: str, reason: str, now_s: float) -> bool:
+        """Takes a ready machine out of use and has it diagnosed, unless the brake is on."""
+        machine = core.table.get(name)
+        if machine is None or machine.state is not MachineState.READY:
+            return False
+        if not self._may_remove(core, machine, reason, now_s):
+            return False
+        core.drain(name, MachineEvent.DIAGNOSE, reason, now_s)
+        return True
+
+    def device_event(self, core: PoolCore, name: str, event: DeviceEvent, now_s: float) -> Action:
+        """An Xid of a machine's device: what the table says is done."""
+        judgement = self._policy.judge(event.code)
+        reason = f"Xid {event.code} on {event.device}: {judgement.cause}"
+        machine = core.table.get(name)
+        if machine is None or judgement.action is Action.IGNORE:
+            return judgement.action
+        _log.warning("%s: %s", name, reason)
+        if judgement.action is Action.KEEP_OUT:
+            core.keep_out(name, is_kept_out=True)
+        elif judgement.action is Action.DRAIN:
+            core.keep_out(name, is_kept_out=True)
+            self.suspect(core, name, reason, now_s)
+        elif judgement.action is Action.REMOVE and machine.state is MachineState.READY:
+            core.keep_out(name, is_kept_out=True)
+            if self._may_remove(core, machine, reason, now_s):
+                core.drain(name, MachineEvent.CONDEMN, reason, now_s)
+        return judgement.action
+
+    def seen(self, core: PoolCore, name: str, vitals: Vitals, now_s: float) -> None:
+        """What the monitor of a machine says."""
+        self.watchdog.progress(_monitor(name), vitals.rounds, now_s)
+        for event in vitals.events:
+            self.device_event(core, name, event, now_s)
+        for result in vitals.results:
+            if result.outcome is Outcome.FAIL:
+                self.suspect(core, name, f"{result.name}: {result.detail}", now_s)
+
+    def watch(self, core: PoolCore, every_s: float, now_s: float) -> list[str]:
+        """Expects every ready machine's monitor to make progress; gives those that do not.
+
+        A machine whose monitor is stuck is unknown: no new leases until it speaks again.
+        """
+        ready = {one.name for one in core.table if one.state is MachineState.READY}
+        for name in self._watched - ready:
+            self.watchdog.forget(_monitor(name))
+        for name in ready - self._watched:
+            self.watchdog.expect(_monitor(name), every_s, now_s)
+        self._watched = ready
+        stuck = set(self.watchdog.stuck(now_s))
+        silent = {name for name in ready if _monitor(name) in stuck}
+        for name in silent - self._silent:
+            core.keep_out(name, is_kept_out=True)
+        for name in self._silent & ready - silent:
+            core.keep_out(name, is_kept_out=False)
+        self._silent = silent
+        return sorted(stuck)
+
+    def checked(self, name: str, kind: CheckKind, why: str | None, now_s: float) -> None:
+        """A round of checks of a machine has ended; `why` None: passed."""
+        if why is None and kind is not CheckKind.BOOT:
+            self._checked_s[name] = now_s
+        if why is not None:
+            _log.warning("%s failed its %s checks: %s", name, kind, why)
+
+    def look_at_schedule(self, core: PoolCore, target: float, now_s: float) -> None:
+        """Has idle machines diagnosed whose last time is long ago."""
+        idle, under_way = [], 0
+        for machine in core.table:
+            under_way += machine.state is MachineState.DIAGNOSING
+            if machine.state is MachineState.READY and not machine.held:
+                # A machine that is new was looked at when it came.
+                checked_s = self._checked_s.setdefault(machine.name, now_s)
+                idle.append(Candidate(machine.name, len(machine.free), checked_s))
+        level = core.grants.inventory.free_slots
+        for name in due(idle, len(core.table), under_way, level, target, now_s):
+            core.table.named(name).diagnosis = CheckKind.HEAVY
+            core.drain(name, MachineEvent.DIAGNOSE, "weekly diagnostics", now_s)
+
+    def _may_remove(self, core: PoolCore, machine: Machine, reason: str, now_s: float) -> bool:
+        group = machine.offering.type
+        size = sum(one.offering.type == group for one in core.table)
+        if self.brake.may_remove(group, machine.name, size, now_s):
+            return True
+        alert = (
+            f"many machines of type {group} seem unhealthy at once ({reason}): "
+            "the check is suspect, none is taken out"
+        )
+        _log.error("%s", alert)
+        self.alerts = [*self.alerts, alert][-100:]
+        return False
+
+
+def _monitor(machine: str) -> str:
+    return f"monitor of {machine}"

@@ -1,0 +1,54 @@
+"""This machine's checks put together: what it has decides which are run."""
+
+from pathlib import Path
+
+from nagara.contract.machine import CheckKind, HealthReport
+from nagara.pool.health import cpu, cuda, kernellog, nvidia
+from nagara.pool.health.round import CannotRunError, HealthCheck, run_round
+from nagara.pool.health.xid import XidPolicy
+
+_BURN_MIB = 1024  # of memory, in the heavy round
+
+
+def required(*, has_devices: bool) -> frozenset[str]:
+    """Checks without which nothing is known of such a machine."""
+    return cpu.REQUIRED | nvidia.REQUIRED if has_devices else cpu.REQUIRED
+
+
+def checks_of(
+    kind: CheckKind, folder: Path, expected: nvidia.Expected | None = None
+) -> tuple[HealthCheck, ...]:
+    """The checks of one round.
+
+    `expected` None: devices are looked at if there are any, and none are missed.
+    """
+    memory_mib = _BURN_MIB if kind is CheckKind.HEAVY else cpu.MEMORY_MIB
+    chosen = [
+        *cpu.checks(folder, memory_mib=memory_mib),
+        kernellog.check(kernellog.KernelLog(), XidPolicy()),
+    ]
+    has_devices = Path("/dev/nvidiactl").exists()
+    if has_devices or expected is not None:
+        chosen += [*_device_checks(expected), cuda.check()]
+        if kind is not CheckKind.BOOT:
+            chosen.append(nvidia.dcgm_check(kind))
+    return tuple(chosen)
+
+
+def _device_checks(expected: nvidia.Expected | None) -> tuple[HealthCheck, ...]:
+    try:
+        return nvidia.checks(nvidia.RealNvml(), expected)
+    except CannotRunError as error:
+        why = str(error)
+
+        def missing() -> str:
+            raise CannotRunError(why)
+
+        return tuple(HealthCheck(name, missing) for name in sorted(nvidia.REQUIRED))
+
+
+async def check_machine(
+    kind: CheckKind, folder: Path, expected: nvidia.Expected | None = None
+) -> HealthReport:
+    """Looks at this machine. `folder` is on the disk that replicas use."""
+    return await run_round(kind, checks_of(kind, folder, expected))

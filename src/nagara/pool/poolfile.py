@@ -1,0 +1,231 @@
+"""The pool's file: policy, providers, and demands to plan for where none has been measured.
+
+[pool]
+service = 0.97              # quantile the reserve is sized for
+utilisation = 0.8           # of all devices, at the planned peak: 0.65 to 0.80
+spread = 0.4                # share of a demand in one failure domain at no extra cost
+spare_machines = 1          # beside the buffer, for each type in use
+least_free = 0              # slots free at any time
+
+[provider.here]
+kind = "local"
+slots = 2
+
+[provider.rack]
+kind = "command"            # each: program and arguments, JSON in and out
+offerings = ["./offerings"]
+launch = ["./launch"]
+release = ["./release"]
+machines = ["./machines"]
+ramp = 10                   # launches at once
+
+[provider.clouds]
+kind = "skypilot"
+types = ["H100", "H200"]
+
+[[demand]]                  # for `nagara pool plan --file`
+types = ["h100"]
+regions = ["eu-*"]
+devices = 1                 # of one machine
+slots = 12
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from nagara.contract.machine import Offering, Provider
+from nagara.pool.core import PoolCore
+from nagara.pool.demandclass import DemandClass
+from nagara.pool.errors import PoolFileError
+from nagara.pool.explain import explain
+from nagara.pool.machines import Saved
+from nagara.pool.problem import Demand, Plan, Problem
+from nagara.pool.providers.command import CommandProvider
+from nagara.pool.providers.local import LocalProvider
+from nagara.pool.providers.skypilot import SkypilotProvider
+from nagara.pool.runner import Runner
+from nagara.pool.sizing import Meters, Policy, label, make_problem
+
+_VERBS = ("offerings", "launch", "release", "machines")
+_KINDS: dict[str, tuple[str, ...]] = {
+    "local": ("slots",),
+    "command": (*_VERBS, "ramp", "timeout_s"),
+    "skypilot": ("types",),
+}
+_RANGES = {
+    "service": (0.5, 0.9999),
+    "utilisation": (0.65, 0.80),
+    "spread": (0.1, 1.0),
+    "spare_machines": (0, 100),
+    "least_free": (0, 100_000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WantedSlots:
+    """Demand as a person states it."""
+
+    wanted: DemandClass
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFile:
+    """What the file says. `providers` are opened with `open_providers`."""
+
+    path: Path
+    policy: Policy
+    providers: Mapping[str, Mapping[str, Any]]
+    demands: tuple[WantedSlots, ...]
+
+
+def read_pool_file(path: Path) -> PoolFile:
+    """Raises `PoolFileError` naming the key and what is allowed."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise PoolFileError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except tomllib.TOMLDecodeError as error:
+        raise PoolFileError(f"is no TOML: {error}", where=str(path)) from error
+    reader = _Reader(path)
+    reader.only(document, ("pool", "provider", "demand"), "")
+    providers = document.get("provider", {})
+    for name, table in providers.items():
+        reader.provider(name, table)
+    return PoolFile(
+        path,
+        reader.policy(document.get("pool", {}), providers),
+        providers,
+        tuple(reader.demand(one) for one in document.get("demand", [])),
+    )
+
+
+def open_providers(file: PoolFile, state: Path) -> tuple[Provider, ...]:
+    """The providers, ready for use; programs are looked for beside the file."""
+    opened: list[Provider] = []
+    for name, table in file.providers.items():
+        if table["kind"] == "local":
+            opened.append(LocalProvider(table["slots"], state))
+        elif table["kind"] == "command":
+            commands = {verb: _beside(file.path, table[verb]) for verb in _VERBS}
+            opened.append(CommandProvider(name, commands, limit_s=table.get("timeout_s", 120)))
+        else:
+            opened.append(SkypilotProvider(name, tuple(table.get("types", ()))))
+    return tuple(opened)
+
+
+def _beside(file: Path, command: list[str]) -> tuple[str, ...]:
+    program = command[0]
+    if "/" in program:
+        program = str((file.parent / program).resolve())
+    return (program, *command[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    path: Path
+
+    def fail(self, what: str, hint: str | None = None) -> PoolFileError:
+        return PoolFileError(what, where=str(self.path), hint=hint)
+
+    def only(self, table: Any, allowed: tuple[str, ...], where: str) -> None:
+        if not isinstance(table, dict):
+            raise self.fail(f"{where or 'the file'} is no table")
+        for key in table:
+            if key not in allowed:
+                raise self.fail(
+                    f"{where}{'.' if where else ''}{key} is not a key",
+                    hint=f"allowed: {', '.join(allowed)}",
+                )
+
+    def provider(self, name: str, table: Any) -> None:
+        where = f"provider.{name}"
+        kind = table.get("kind") if isinstance(table, dict) else None
+        if kind not in _KINDS:
+            raise self.fail(f"{where}.kind is {kind!r}", hint=f"one of: {', '.join(_KINDS)}")
+        self.only(table, ("kind", *_KINDS[kind]), where)
+        if kind == "local" and not _is_whole(table.get("slots"), 1):
+            raise self.fail(f"{where}.slots must be a whole number from 1")
+        for verb in _VERBS if kind == "command" else ():
+            command = table.get(verb)
+            if (
+                not isinstance(command, list)
+                or not command
+                or not all(isinstance(one, str) for one in command)
+            ):
+                raise self.fail(f"{where}.{verb} must be a list: program and arguments")
+        for key in ("ramp", "timeout_s"):
+            if key in table and not _is_whole(table[key], 1):
+                raise self.fail(f"{where}.{key} must be a whole number from 1")
+
+    def policy(self, table: Any, providers: Mapping[str, Mapping[str, Any]]) -> Policy:
+        self.only(table, tuple(_RANGES), "pool")
+        for key, value in table.items():
+            low, high = _RANGES[key]
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not low <= value <= high:
+                raise self.fail(f"pool.{key} must be a number from {low:g} to {high:g}")
+        ramps = tuple((name, one["ramp"]) for name, one in providers.items() if "ramp" in one)
+        kinds = {field.name: field.type for field in fields(Policy)}
+        whole = {key: int(v) if kinds[key] in (int, "int") else v for key, v in table.items()}
+        return Policy(**whole, ramps=ramps)
+
+    def demand(self, table: Any) -> WantedSlots:
+        self.only(table, ("types", "regions", "devices", "slots"), "demand")
+        if not _is_whole(table.get("slots"), 1):
+            raise self.fail("demand.slots must be a whole number from 1")
+        if not _is_whole(table.get("devices", 1), 1):
+            raise self.fail("demand.devices must be a whole number from 1")
+        for key in ("types", "regions"):
+            if not all(isinstance(one, str) for one in table.get(key, [])):
+                raise self.fail(f"demand.{key} must be a list of names")
+        types = table.get("types")
+        wanted = DemandClass(
+            None if types is None else frozenset(types),
+            tuple(table.get("regions", ())),
+            table.get("devices", 1),
+        )
+        return WantedSlots(wanted, table["slots"])
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+async def plan_of_file(file: PoolFile, state: Path) -> dict[str, Any]:
+    """What would be planned for an empty pool with the file's demands. Launches nothing."""
+    offerings: list[Offering] = []
+    for provider in open_providers(file, state):
+        offerings += await provider.offerings()
+    core = PoolCore(Saved("none"), lambda: "none", 0.0)
+    bare = make_problem(core, offerings, Meters(), file.policy, 0.0)
+    highest = max((one.price_h for one in bare.offers), default=1.0)
+    demands = tuple(
+        Demand(
+            label(one.wanted), one.wanted, float(one.slots * one.wanted.devices), 100 * highest + 1
+        )
+        for one in file.demands
+    )
+    # What has never been tried would get one machine: a person wants to see the whole plan.
+    stocks = {one.id: 1000 if one.stock is None else one.stock for one in offerings}
+    offers = tuple(replace(offer, supply=stocks[offer.id]) for offer in bare.offers)
+    problem = Problem(offers, demands, bare.rules)
+    return plan_document(problem, await Runner().plan(problem))
+
+
+def plan_document(problem: Problem, plan: Plan) -> dict[str, Any]:
+    """A plan as JSON, with its explanation."""
+    return {
+        "source": plan.source,
+        "note": plan.note,
+        "launches": [list(one) for one in plan.launches],
+        "releases": [list(one) for one in plan.releases],
+        "shortages": [list(one) for one in plan.shortages],
+        "bindings": [[one.kind, one.subject, one.worth] for one in plan.bindings],
+        "demands": {one.name: one.quantity for one in problem.demands},
+        "objective": plan.objective,
+        "words": explain(problem, plan),
+    }

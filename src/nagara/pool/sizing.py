@@ -1,0 +1,228 @@
+"""The planner's question out of what the pool sees: machines, prices, supply, measured demand.
+
+Pure: it reads the core and changes nothing but the meters it is given.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nagara.contract.machine import Offering
+from nagara.pool.buffer import MEAN_HALF_LIFE_S, WINDOW_S, ArrivalMeter, critical_ratio, reserve
+from nagara.pool.core import PoolCore
+from nagara.pool.demandclass import DemandClass
+from nagara.pool.machines import Machine
+from nagara.pool.problem import Demand, Offer, Problem, Rules
+from nagara.pool.states import IN_FLIGHT, MachineState
+
+PLAN_EVERY_S = 60.0
+_LEAST_SAFETY = 0.5  # of the buffer beyond the mean; kept whatever is expected to come back
+_UNPROVEN = 2  # machines on their way from an offering that has not brought one up lately
+_LATE = 2.0  # times the typical lead: such a machine is no longer counted on
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the owner of the pool decides."""
+
+    service: float = 0.97  # share of refills through which the reserve shall hold
+    utilisation: float = 0.8  # highest planned share of devices in use, 0.65 to 0.80
+    spread: float = 0.4  # share of a demand in one failure domain at no extra cost
+    spare_machines: int = 1  # beside the buffer, for each type in use
+    ramps: tuple[tuple[str, int], ...] = ()
+    least_free: int = 0  # slots free at any time, whatever was measured
+
+
+class Meters:
+    """Arrivals of claims and ends of leases, by class."""
+
+    def __init__(self) -> None:
+        self._meters: dict[DemandClass, ArrivalMeter] = {}
+        self._returns: dict[DemandClass, ArrivalMeter] = {}
+        self._held: dict[DemandClass, float] = {}  # mean, following like the returns' own
+
+    def claimed(self, wanted: DemandClass, now_s: float) -> None:
+        """One claim of the class arrived, served or not."""
+        meter = self._meters.get(wanted)
+        if meter is None:
+            meter = self._meters[wanted] = ArrivalMeter(now_s)
+        meter.add(wanted.devices, now_s)
+
+    def returned(self, wanted: DemandClass, now_s: float) -> None:
+        """A lease of the class ended."""
+        meter = self._returns.get(wanted)
+        if meter is None:
+            meter = self._returns[wanted] = ArrivalMeter(now_s)
+        meter.add(wanted.devices, now_s)
+
+    def share_returned(self, wanted: DemandClass, held: float, now_s: float) -> float:
+        """Share of the held devices that is given back per minute, as it has been of late.
+
+        To be asked once a minute: the mean of what is held is taken here.
+        """
+        meter = self._returns.get(wanted)
+        if meter is None:
+            return 0.0
+        meter.advance(now_s)
+        kept = 0.5 ** (WINDOW_S / MEAN_HALF_LIFE_S)
+        mean = self._held.get(wanted, held) * kept + held * (1 - kept)
+        self._held[wanted] = mean
+        return min(1.0, meter.rate() / mean) if mean > 0 else 0.0
+
+    def all(self, now_s: float) -> Iterable[tuple[DemandClass, ArrivalMeter]]:
+        """Every class ever claimed, up to date."""
+        for wanted, meter in self._meters.items():
+            meter.advance(now_s)
+            yield wanted, meter
+
+
+@dataclass(slots=True)
+class _Joint:
+    """Classes that accept the same offerings: one buffer for all of them."""
+
+    wanted: DemandClass
+    held: float = 0.0
+    arrivals: float = 0.0
+    returns: float = 0.0
+    spread: float = 0.0  # Σ dispersion × arrivals: independent classes' variances add up
+
+
+def make_problem(
+    core: PoolCore,
+    offerings: Iterable[Offering],
+    meters: Meters,
+    policy: Policy,
+    now_s: float,
+) -> Problem:
+    """What to ask the planner now."""
+    offers = _offers(core, offerings, now_s)
+    if not offers:
+        return Problem((), ())
+    holding = min(offer.price_h / offer.devices for offer in offers)
+    refill_s = core.leads.refill_s() + PLAN_EVERY_S
+    demands = _demands(core, offers, meters, policy, refill_s, holding, now_s)
+    rules = Rules(
+        utilisation=policy.utilisation,
+        spread=policy.spread,
+        spread_cost=0.1 * holding,
+        churn_cost=0.02 * holding,
+        ramps=policy.ramps,
+    )
+    return Problem(offers, demands, rules)
+
+
+def _offers(core: PoolCore, offerings: Iterable[Offering], now_s: float) -> tuple[Offer, ...]:
+    machines: defaultdict[str, list[Machine]] = defaultdict(list)
+    known = {offering.id: offering for offering in offerings}
+    for machine in core.table:
+        machines[machine.offering.id].append(machine)
+        known.setdefault(machine.offering.id, machine.offering)
+    refill_s = core.leads.refill_s()
+    return tuple(
+        _offer(core, offering, machines[offering.id], refill_s, now_s)
+        for offering in known.values()
+    )
+
+
+def _offer(
+    core: PoolCore, offering: Offering, machines: list[Machine], refill_s: float, now_s: float
+) -> Offer:
+    ready = coming = late = waiting = 0
+    for machine in machines:
+        if machine.state is MachineState.READY:
+            ready += not machine.is_kept_out
+        elif machine.state in IN_FLIGHT:
+            is_late = now_s > machine.requested_s + _LATE * max(
+                core.leads.typical_s(offering.id), 60.0
+            )
+            late += is_late
+            coming += not is_late
+            waiting += machine.state is MachineState.REQUESTED
+    supply = core.supply.usable(offering, now_s) - waiting
+    if late and late >= ready:
+        supply = 0  # what was granted there does not come
+    elif not ready and not core.supply.is_proven(offering.id, now_s):
+        supply = min(supply, _UNPROVEN - coming - late)  # a grant alone proves nothing
+    return Offer(
+        id=offering.id,
+        provider=offering.provider,
+        region=offering.region,
+        type=offering.type,
+        devices=offering.devices,
+        price_h=core.supply.effective_price_h(offering, refill_s, now_s),
+        market=offering.market,
+        inventory=ready,
+        in_flight=coming * core.supply.boot_success(offering.id, now_s),
+        idle=len(core.grants.inventory.idle(offering.id)),
+        supply=max(0, supply),
+        resources=offering.resources,
+    )
+
+
+def _demands(
+    core: PoolCore,
+    offers: tuple[Offer, ...],
+    meters: Meters,
+    policy: Policy,
+    refill_s: float,
+    holding: float,
+    now_s: float,
+) -> tuple[Demand, ...]:
+    shortage = holding * policy.service / (1 - policy.service)
+    joint: dict[tuple[int, frozenset[str]], _Joint] = {}
+    for wanted, meter in meters.all(now_s):
+        accepted = frozenset(offer.id for offer in offers if wanted.accepts(offer))
+        together = joint.setdefault((wanted.devices, accepted), _Joint(wanted))
+        arrivals = meter.rate() * refill_s / 60
+        together.arrivals += arrivals
+        held = core.grants.held_devices.get(wanted, 0)
+        together.returns += held * meters.share_returned(wanted, held, now_s) * refill_s / 60
+        together.spread += meter.dispersion * arrivals
+        together.held += held
+    demands = [
+        Demand(
+            name=label(one.wanted),
+            wanted=one.wanted,
+            quantity=one.held + _buffer(one, policy, shortage, holding),
+            shortage_cost=shortage,
+            needs=core.grants.mean_needs(one.wanted),
+        )
+        for one in joint.values()
+    ]
+    return (*demands, *_spares(offers, policy, shortage))
+
+
+def _buffer(one: _Joint, policy: Policy, shortage: float, holding: float) -> float:
+    """The quantile of what one refill period takes, less what it gives back on average.
+
+    Where replicas live for hours nothing comes back in time and the whole quantile is held.
+    """
+    least = float(policy.least_free)
+    if one.arrivals <= 0:
+        return least
+    service = critical_ratio(shortage, holding)
+    taken = reserve(one.arrivals, one.spread / one.arrivals, service)
+    safety = taken - one.arrivals
+    return max(least, _LEAST_SAFETY * safety, taken - one.returns)
+
+
+def _spares(offers: tuple[Offer, ...], policy: Policy, shortage: float) -> Iterable[Demand]:
+    """A machine that fails takes slots with it: spares are kept beside the buffer."""
+    if policy.spare_machines:
+        in_use = {offer.type for offer in offers if offer.inventory}
+        for type_ in sorted(in_use):
+            devices = max(offer.devices for offer in offers if offer.type == type_)
+            yield Demand(
+                name=f"spare {type_}",
+                wanted=DemandClass(frozenset({type_})),
+                quantity=float(policy.spare_machines * devices),
+                shortage_cost=shortage / 2,
+            )
+
+
+def label(wanted: DemandClass) -> str:
+    """A class of claims, for people."""
+    types = "any device" if wanted.types is None else " or ".join(sorted(wanted.types))
+    count = "" if wanted.devices == 1 else f"{wanted.devices} x "
+    place = f" in {', '.join(wanted.regions)}" if wanted.regions else ""
+    return f"{count}{types}{place}"

@@ -1,0 +1,500 @@
+"""Random lives of a pool: whatever fails in whatever order, slots and machines stay accounted for.
+
+The world is what really exists: machines, what runs on them, their own clocks, messages on their
+way. The pool sees it only through lists and answers. Crashes fall between any two durable steps.
+"""
+
+import dataclasses
+import random
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from nagara.contract.machine import Offering, Presence, ProviderMachine, Renewal
+from nagara.contract.replica import Lease
+from nagara.pool.core import Check, Granted, Launch, PoolCore, Release
+from nagara.pool.demandclass import ANY, DemandClass
+from nagara.pool.errors import IllegalEventError
+from nagara.pool.fairness import Claimant
+from nagara.pool.greedy import greedy_plan
+from nagara.pool.lease import SKEW_S, TTL_S, Fence, split_slot
+from nagara.pool.ledger import MemoryLedger
+from nagara.pool.sizing import Meters, Policy, make_problem
+from nagara.pool.states import MachineEvent, MachineState
+from nagara.testing.pools import an_offering
+
+OFFERINGS = {"a": an_offering("a"), "b": an_offering("b", price_h=2.0, devices=1)}
+APPS = ("x", "y", "z")
+
+
+@dataclasses.dataclass
+class RealMachine:
+    """One that exists and costs money."""
+
+    offering: Offering
+    clock_offset_s: float
+    fence: Fence = dataclasses.field(default_factory=Fence)
+    running: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
+    is_up: bool = False
+    is_cut_off: bool = False
+
+
+@dataclasses.dataclass
+class Message:
+    """A start on its way to a machine; it may arrive at any time, or never."""
+
+    machine: str
+    order: Renewal
+    app: str
+
+
+def pick(source: Any, options: Any) -> Any:
+    """One of them, drawn by hypothesis or by a plain random generator."""
+    if isinstance(source, random.Random):
+        return source.choice(list(options))
+    return source.draw(st.sampled_from(options))
+
+
+class PoolLife(RuleBasedStateMachine):
+    """Rules are what can happen, invariants what must hold after each."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.now_s, self.names = 1000.0, 0
+        self.world: dict[str, RealMachine] = {}
+        self.launches: list[Launch] = []  # sent, not yet arrived
+        self.messages: list[Message] = []
+        self.old_lists: list[tuple[float, list[ProviderMachine]]] = []
+        self.ledger = MemoryLedger()
+        self.epochs: dict[tuple[str, int], int] = {}  # newest durable grant, by device
+        self.core = self.new_core()
+        self.checks: list[Check] = []
+        self.leases: dict[Lease, str] = {}  # what the control process believes it holds
+
+        self.grow("a")
+        self.grow("b")
+
+    @rule(kind=st.sampled_from(sorted(OFFERINGS)))
+    def grow(self, kind: str) -> None:
+        """A machine that comes up without any trouble."""
+        if len(self.core.table) >= 6:
+            return
+        name = self.core.request(OFFERINGS[kind], self.now_s)
+        self.carry_out()
+        launch = next(one for one in self.launches if one.name == name)
+        self.launches.remove(launch)
+        self.world[name] = RealMachine(launch.offering, 7.0 * self.names, is_up=True)
+        self.core.accepted(launch, self.now_s)
+        self.now_s += 1.0
+        self.core.listed("p", self.listing(), OFFERINGS, self.now_s, self.now_s)
+        self.carry_out()
+        check = next(one for one in self.checks if one.name == name)
+        self.checks.remove(check)
+        self.core.checked(check, self.now_s, None)
+        self.carry_out()
+
+    def new_core(self) -> PoolCore:
+        return PoolCore(self.ledger.read(), self.new_name, self.now_s)
+
+    def new_name(self) -> str:
+        self.names += 1
+        return f"n0-{self.names}"
+
+    # -- the shell, with crashes -----------------------------------------------------------
+
+    def carry_out(self, crash_after: int | None = None) -> None:
+        """Writes, then acts; a crash after that many steps ends the process."""
+        steps = 0
+
+        def is_crash() -> bool:
+            nonlocal steps
+            steps += 1
+            return crash_after is not None and steps > crash_after
+
+        while True:
+            writes, actions = self.core.take_writes(), self.core.take_actions()
+            if is_crash():
+                return self.restart()
+            self.ledger.write(writes)
+            for action in actions:
+                if is_crash():
+                    return self.restart()
+                self.act(action)
+            for lost in self.core.take_lost():
+                self.leases.pop(lost.lease, None)
+            if not (actions or writes):
+                return None
+
+    def act(self, action: Launch | Release | Check) -> None:
+        if isinstance(action, Launch):
+            self.launches.append(action)
+        elif isinstance(action, Release):
+            self.world.pop(action.name, None)
+            self.core.released(action, self.now_s)
+        else:
+            self.checks.append(action)
+
+    def restart(self) -> None:
+        """A new process: everything not written is forgotten; machines are asked what runs."""
+        self.checks, self.leases, self.old_lists = [], {}, []
+        self.core = self.new_core()
+        for name, machine in self.world.items():
+            if machine.is_cut_off:
+                continue
+            for slot, (epoch, app) in list(machine.running.items()):
+                lease = Lease(slot, epoch)
+                if self.core.adopt(lease, app):
+                    self.leases[lease] = app
+                else:
+                    self.end_on(name, lease)
+
+    # -- rules: machines -------------------------------------------------------------------
+
+    @rule(kind=st.sampled_from(sorted(OFFERINGS)), crash=st.none() | st.integers(0, 2))
+    def order(self, kind: str, crash: int | None) -> None:
+        if len(self.core.table) < 6:
+            self.core.request(OFFERINGS[kind], self.now_s)
+            self.carry_out(crash)
+
+    @precondition(lambda self: self.launches)
+    @rule(
+        data=st.data(), outcome=st.sampled_from(["yes", "no", "reset", "reset after"]),
+        offset_s=st.floats(-1e5, 1e5), crash=st.none() | st.integers(0, 2),
+    )  # fmt: skip
+    def launch_arrives(self, data: Any, outcome: str, offset_s: float, crash: int | None) -> None:
+        launch = pick(data, self.launches)
+        self.launches.remove(launch)
+        if outcome in ("yes", "reset after"):
+            self.world[launch.name] = RealMachine(launch.offering, offset_s)
+        if outcome == "yes":
+            self.core.accepted(launch, self.now_s)
+        elif outcome == "no":
+            self.core.refused(launch, "none left", self.now_s)
+        else:
+            self.core.unclear(launch, "connection reset", self.now_s)
+        self.carry_out(crash)
+
+    @precondition(lambda self: self.world)
+    @rule(data=st.data(), what=st.sampled_from(["boot", "cut", "heal", "vanish"]))
+    def machine_changes(self, data: Any, what: str) -> None:
+        name = pick(data, sorted(self.world))
+        machine = self.world[name]
+        if what == "boot":
+            machine.is_up = True
+        elif what == "vanish":
+            del self.world[name]
+        else:
+            machine.is_cut_off = what == "cut"
+
+    @rule(is_stale=st.booleans(), crash=st.none() | st.integers(0, 3))
+    def provider_lists(self, is_stale: bool, crash: int | None) -> None:
+        begun_s, listing = self.now_s, self.listing()
+        if is_stale and self.old_lists:
+            begun_s, listing = self.old_lists[-1]
+        self.old_lists = [*self.old_lists, (self.now_s, self.listing())][-3:]
+        self.core.listed("p", listing, OFFERINGS, begun_s, self.now_s)
+        self.carry_out(crash)
+
+    def listing(self) -> list[ProviderMachine]:
+        return [
+            ProviderMachine(
+                name, machine.offering.id, Presence.RUNNING if machine.is_up else Presence.PENDING
+            )
+            for name, machine in self.world.items()
+        ]
+
+    @precondition(lambda self: self.checks)
+    @rule(data=st.data(), is_good=st.booleans(), crash=st.none() | st.integers(0, 2))
+    def check_ends(self, data: Any, is_good: bool, crash: int | None) -> None:
+        check = pick(data, self.checks)
+        self.checks.remove(check)
+        self.core.checked(check, self.now_s, None if is_good else "bad")
+        self.carry_out(crash)
+
+    @precondition(lambda self: len(self.core.table))
+    @rule(
+        data=st.data(), crash=st.none() | st.integers(0, 2),
+        then=st.sampled_from([MachineEvent.RELEASE, MachineEvent.DIAGNOSE, MachineEvent.RESUME]),
+    )  # fmt: skip
+    def order_on_machine(self, data: Any, then: MachineEvent, crash: int | None) -> None:
+        name = pick(data, sorted(one.name for one in self.core.table))
+        try:
+            if then is MachineEvent.RESUME:
+                self.core.resume(name, self.now_s)
+            else:
+                self.core.drain(name, then, "an order", self.now_s)
+        except IllegalEventError:
+            return
+        self.carry_out(crash)
+
+    # -- rules: leases ---------------------------------------------------------------------
+
+    @rule(
+        app=st.sampled_from(APPS), devices=st.integers(1, 2),
+        crash=st.none() | st.integers(0, 1), is_delivered=st.booleans(),
+    )  # fmt: skip
+    def claim(self, app: str, devices: int, crash: int | None, is_delivered: bool) -> None:
+        granted = self.core.claim(Claimant(app), DemandClass(devices=devices), self.now_s)
+        if not isinstance(granted, Granted):
+            return
+        real = self.world.get(granted.machine)
+        if real is not None:
+            running = {one for slot in real.running for one in split_slot(slot)[1]}
+            assert not running & set(split_slot(granted.lease.slot)[1]), "granted while it runs"
+        before = self.core
+        self.carry_out(crash)
+        if self.core is not before:
+            return  # crashed: nothing was started under it
+        self.leases[granted.lease] = app
+        machine, devices = split_slot(granted.lease.slot)
+        for device in devices:
+            assert granted.lease.epoch > self.epochs.get((machine, device), 0)
+            self.epochs[machine, device] = granted.lease.epoch
+        self.tell_mark(granted.machine)
+        known = self.core.table.get(granted.machine)
+        mark_s = known.clock.to_send() if known is not None and known.clock is not None else None
+        if mark_s is None:
+            return
+        order = Renewal(granted.lease.slot, granted.lease.epoch, mark_s, TTL_S)
+        self.messages.append(Message(granted.machine, order, app))
+        if is_delivered:
+            self.deliver(self.messages[-1])
+
+    def tell_mark(self, name: str) -> None:
+        machine = self.world.get(name)
+        if machine is not None and not machine.is_cut_off:
+            self.core.marked(name, self.now_s + machine.clock_offset_s, self.now_s)
+
+    def deliver(self, message: Message) -> None:
+        self.messages.remove(message)
+        machine = self.world.get(message.machine)
+        if machine is None or machine.is_cut_off:
+            return
+        ended = machine.fence.begin(message.order, self.now_s + machine.clock_offset_s)
+        if ended is not None:
+            for slot in ended:
+                machine.running.pop(slot, None)
+            machine.running[message.order.slot] = (message.order.epoch, message.app)
+
+    @precondition(lambda self: self.messages)
+    @rule(data=st.data())
+    def message_arrives(self, data: Any) -> None:
+        self.deliver(pick(data, self.messages))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), crash=st.none() | st.integers(0, 1))
+    def give_back(self, data: Any, crash: int | None) -> None:
+        lease = pick(data, sorted(self.leases, key=str))
+        del self.leases[lease]
+        is_confirmed = self.end_on(split_slot(lease.slot)[0], lease)
+        self.core.give_back(lease, self.now_s, is_confirmed=is_confirmed)
+        self.carry_out(crash)
+
+    def end_on(self, name: str, lease: Lease) -> bool:
+        machine = self.world.get(name)
+        if machine is None or machine.is_cut_off:
+            return False
+        for slot in machine.fence.raise_to(lease.slot, lease.epoch + 1):
+            machine.running.pop(slot, None)
+        return True
+
+    @precondition(lambda self: self.leases)
+    @rule(is_answered=st.booleans())
+    def renew(self, is_answered: bool) -> None:
+        for lease in sorted(self.leases, key=str):
+            name = split_slot(lease.slot)[0]
+            machine, known = self.world.get(name), self.core.table.get(name)
+            if machine is None or machine.is_cut_off or known is None or known.clock is None:
+                continue
+            mark_s = known.clock.to_send()
+            if mark_s is not None:
+                order = Renewal(lease.slot, lease.epoch, mark_s, TTL_S)
+                answer = machine.fence.renew((order,), self.now_s + machine.clock_offset_s)
+                if is_answered:
+                    self.core.marked(name, answer.mark_s, self.now_s)
+
+    # -- rules: time -----------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 10.0, 20.0, 130.0, 1300.0]),
+          crash=st.none() | st.integers(0, 2))  # fmt: skip
+    def time_passes(self, seconds: float, crash: int | None) -> None:
+        self.now_s += seconds
+        for machine in self.world.values():
+            for slot in machine.fence.expire(self.now_s + machine.clock_offset_s):
+                machine.running.pop(slot, None)
+        self.core.tick(self.now_s)
+        self.carry_out(crash)
+
+    @rule()
+    def crash(self) -> None:
+        self.restart()
+
+    @rule()
+    def the_whole_host_reboots(self) -> None:
+        """The clock of the pool begins anew; machines and their leases do not."""
+        offset_s = self.now_s - 5.0
+        self.now_s = 5.0
+        for machine in self.world.values():
+            machine.clock_offset_s += offset_s
+        self.restart()
+
+    # -- what must hold --------------------------------------------------------------------
+
+    @invariant()
+    def no_device_runs_two_replicas(self) -> None:
+        for machine in getattr(self, "world", {}).values():
+            devices = [one for slot in machine.running for one in split_slot(slot)[1]]
+            assert len(devices) == len(set(devices)), machine.running
+
+    @invariant()
+    def every_device_is_free_or_held_once(self) -> None:
+        for machine in self.core.table if hasattr(self, "core") else ():
+            if machine.epochs:
+                held = [one for slot in machine.held for one in split_slot(slot)[1]]
+                every = sorted([*machine.free, *held])
+                assert every == list(range(machine.offering.devices)), machine
+
+    @invariant()
+    def free_slots_are_counted_right(self) -> None:
+        if hasattr(self, "core"):
+            grantable = [
+                machine
+                for machine in self.core.table
+                if machine.state is MachineState.READY and not machine.is_kept_out
+            ]
+            free = sum(len(machine.free) for machine in grantable)
+            assert self.core.grants.inventory.free_slots == free
+            held = sum(
+                one.wanted.devices for machine in self.core.table for one in machine.held.values()
+            )
+            assert sum(self.core.grants.held_devices.values()) == held
+
+    @invariant()
+    def what_is_written_is_what_is_known(self) -> None:
+        if hasattr(self, "core"):
+            rows = {row.name: (row.state, row.epoch) for row in self.ledger.read().machines}
+            known = {one.name: (one.state, one.epoch) for one in self.core.table}
+            assert rows == known
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        self.settle()
+        self.reserve_is_restored()
+        for machine in list(self.core.table):
+            self.core.drain(machine.name, MachineEvent.RELEASE, "the end", self.now_s)
+        for lease in list(self.leases):
+            self.core.give_back(lease, self.now_s, is_confirmed=True)
+        self.settle()
+        assert self.world == {}
+        assert len(self.core.table) == 0
+
+    def settle(self) -> None:
+        """Nothing new happens; what is under way comes to its end."""
+        for machine in self.world.values():
+            machine.is_cut_off, machine.is_up = False, True
+        for _ in range(14):
+            self.settle_once(TTL_S + SKEW_S + 1)
+        self.time_passes(5500.0, None)  # the longest deadline
+        for _ in range(6):
+            self.core.listed("p", self.listing(), OFFERINGS, self.now_s, self.now_s)
+            self.carry_out()
+            self.time_passes(20.0, None)
+        known = {machine.name for machine in self.core.table}
+        assert known == set(self.world), (known, set(self.world))
+
+    def reserve_is_restored(self) -> None:
+        meters, policy = Meters(), Policy(least_free=3, spare_machines=0)
+        for _ in range(40):
+            meters.claimed(ANY, self.now_s)
+            problem = make_problem(self.core, OFFERINGS.values(), meters, policy, self.now_s)
+            for name, count in greedy_plan(problem, "").launches:
+                for _ in range(count):
+                    self.core.request(OFFERINGS[name], self.now_s)
+            self.carry_out()
+            self.settle_once(120.0)
+            if self.core.grants.inventory.free_slots >= 3:
+                return
+        raise AssertionError([(one.name, one.state) for one in self.core.table])
+
+    def settle_once(self, seconds: float) -> None:
+        for launch in list(self.launches):
+            self.launches.remove(launch)
+            self.world[launch.name] = RealMachine(launch.offering, 0.0, is_up=True)
+            self.core.accepted(launch, self.now_s)
+        self.core.listed("p", self.listing(), OFFERINGS, self.now_s, self.now_s)
+        self.carry_out()
+        for check in list(self.checks):
+            self.checks.remove(check)
+            self.core.checked(check, self.now_s, None)
+        self.carry_out()
+        self.renew(is_answered=True)
+        self.time_passes(seconds, None)
+
+
+CHANCES = {
+    "grow": 3, "order": 2, "launch_arrives": 4, "machine_changes": 4, "provider_lists": 5,
+    "check_ends": 3, "order_on_machine": 2, "claim": 14, "message_arrives": 3, "give_back": 10,
+    "renew": 4, "time_passes": 9, "crash": 2, "the_whole_host_reboots": 1,
+}  # fmt: skip
+STEPS, LIVES = 150, 40
+
+
+def step(life: PoolLife, source: random.Random) -> None:
+    """One thing happens, with the arguments its rule would be given."""
+    what = source.choices(list(CHANCES), list(CHANCES.values()))[0]
+    crash = source.choice([None] * 9 + [0, 1, 2])
+    kind = source.choice(sorted(OFFERINGS))
+    if what == "grow":
+        life.grow(kind)
+    elif what == "order":
+        life.order(kind, crash)
+    elif what == "launch_arrives" and life.launches:
+        outcome = source.choice(["yes", "yes", "no", "reset", "reset after"])
+        life.launch_arrives(source, outcome, source.uniform(-1e5, 1e5), crash)
+    elif what == "machine_changes" and life.world:
+        life.machine_changes(source, source.choice(["boot", "cut", "heal", "cut", "vanish"]))
+    elif what == "provider_lists":
+        life.provider_lists(source.random() < 0.3, crash)
+    elif what == "check_ends" and life.checks:
+        life.check_ends(source, source.random() < 0.8, crash)
+    elif what == "order_on_machine" and len(life.core.table):
+        orders = [MachineEvent.RELEASE, MachineEvent.DIAGNOSE, MachineEvent.RESUME]
+        life.order_on_machine(source, source.choice(orders), crash)
+    elif what == "claim":
+        life.claim(source.choice(APPS), source.choice([1, 1, 2]), crash, source.random() < 0.8)
+    elif what == "message_arrives" and life.messages:
+        life.message_arrives(source)
+    elif what == "give_back" and life.leases:
+        life.give_back(source, crash)
+    elif what == "renew" and life.leases:
+        life.renew(source.random() < 0.8)
+    elif what == "time_passes":
+        life.time_passes(source.choice([0.5, 1.0, 3.0, 3.0, 10.0, 20.0, 130.0, 1300.0]), crash)
+    elif what == "crash":
+        life.crash()
+    elif what == "the_whole_host_reboots":
+        life.the_whole_host_reboots()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_long_random_lives(seed: int) -> None:
+    """Many more steps than hypothesis takes; the seed and the life's number repeat a failure."""
+    for number in range(LIVES):
+        source = random.Random(f"{seed}-{number}")
+        life = PoolLife()
+        life.begin()
+        for _ in range(STEPS):
+            step(life, source)
+            life.no_device_runs_two_replicas()
+            life.every_device_is_free_or_held_once()
+            life.free_slots_are_counted_right()
+            life.what_is_written_is_what_is_known()
+        life.teardown()
+
+
+TestPoolLife = PoolLife.TestCase
+TestPoolLife.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
