@@ -110,7 +110,7 @@ def run(model: FlatModel, args: argparse.Namespace, depth: int, new: int) -> dic
         chunk_rows=512,
         is_caching=False,
     )
-    draw = random.Random(0)  # noqa: S311  not for secrets
+    draw = random.Random(0)
     params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
     sequences = [
         make_sequence(i, [draw.randrange(model.config.vocab) for _ in range(args.prompt)], params)
