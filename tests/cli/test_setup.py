@@ -90,9 +90,14 @@ def test_without_a_name_all_tools_are_set_up_and_each_failure_is_said(
     monkeypatch.setattr(module, "find_tools", lambda _: own)
     monkeypatch.setattr(module, "self_test", trial)
     monkeypatch.setattr(module.shutil, "which", lambda _: "/x/mkfs.erofs")
+    monkeypatch.setattr(module, "compile_beside_text", lambda **_: Path("/x/kernels/flat.so"))
     shown = CliRunner().invoke(main, ["--state", str(as_root), "setup"])
     assert shown.exit_code == 1
-    assert shown.stdout == "runc 1.1.5 at /x/runc\nmkfs.erofs at /x/mkfs.erofs\n"
+    assert shown.stdout.splitlines() == [
+        "the engine's kernels in /x/kernels",
+        "runc 1.1.5 at /x/runc",
+        "mkfs.erofs at /x/mkfs.erofs",
+    ]
     assert "the socket cannot be saved" in shown.stderr
     assert "error: not set up: criu" in shown.stderr
 

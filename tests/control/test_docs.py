@@ -12,9 +12,10 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "apps.md").read_text()
 
 
-def test_the_example_can_be_deployed() -> None:
-    (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    assert [app.name for app in parse_apps(example, "docs/apps.md")] == ["smol"]
+def test_the_examples_can_be_deployed() -> None:
+    examples = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    apps = [parse_apps(example, "docs/apps.md") for example in examples]
+    assert [[app.name for app in found] for found in apps] == [["smol"], ["files"]]
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.toml")), ids=lambda p: p.name)
