@@ -1,7 +1,6 @@
 """Tiny random models made on the spot: real folders, real tokenizers, answers in milliseconds."""
 
 import logging
-import os
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -131,11 +130,12 @@ def tiny(make_model: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Path:
-    folder = os.environ.get("NAGARA_TEST_MODEL")
-    if not folder:
-        pytest.skip("NAGARA_TEST_MODEL does not name the folder of SmolLM2")
-    return Path(folder)
+def smollm2(state_dir: Path) -> Path:
+    """The real model's folder. The engine's tests import nothing else of nagara."""
+    folder = state_dir / "models/smollm2"
+    if not folder.is_dir():
+        pytest.skip("needs the model: nagara --state .state models add smollm2")
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -193,6 +193,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once(tiny, start_engine, ask
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*[Dd]istutils:UserWarning")  # torch's compiler imports both
 def test_the_compiled_engine_gives_the_same_tokens(tiny, start_engine, ask):
     plain, compiled = start_engine(tiny), start_engine(tiny, is_compiled=True)
     for prompt in prompts(4, 1, 300):
