@@ -112,3 +112,16 @@ def serve(
         )
     except EngineError as error:
         raise NagaraError(error.what, where=error.where, hint=error.hint) from error
+
+
+@engine.command()
+def kernels() -> None:
+    """Compile the CPU kernels now, so that no start has to."""
+    from nagara.engine.errors import EngineError
+    from nagara.engine.kernels.build import find_or_compile
+
+    try:
+        for is_bfloat16 in (True, False):
+            print(find_or_compile(is_bfloat16=is_bfloat16))
+    except EngineError as error:
+        raise NagaraError(error.what, where=error.where, hint=error.hint) from error

@@ -50,7 +50,7 @@ def run(device: str, step_ms: float, batch: int, tokens: int, note: Note) -> dic
     if device == "sim":
         note(f"simulated device: {step_ms} ms a step, batch {batch}, {tokens} tokens each")
         return _simulated(step_ms, batch, tokens, note) | {
-            "cpu": _computed("cpu", min(batch, 32), min(tokens, 64), note)
+            "cpu": _computed("cpu", min(batch, 32), min(tokens, 32), note)
         }
     return _computed(device, batch, tokens, note)
 

@@ -187,7 +187,7 @@ def _shards(folder: Path) -> dict[Path, set[str]]:
         return {single: set()}
     if not index.exists():
         hint = "only safetensors weights are loaded"
-        if any(folder.glob("*.bin")) or any(folder.glob("*.gguf")):
+        if list(folder.glob("*.bin")) or list(folder.glob("*.gguf")):
             hint += ": convert the folder's other weights first"
         raise ModelFolderError("is missing", where=str(single), hint=hint)
     weight_map = read_json_object(index).get("weight_map")

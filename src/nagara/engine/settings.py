@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from nagara.engine.config import ModelConfig
 from nagara.engine.errors import UnsupportedError
@@ -55,6 +56,8 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 def cache_blocks(settings: EngineSettings, config: ModelConfig, context: int, itemsize: int) -> int:
     """How many blocks the KV cache gets: as set, else what concurrency can use and memory holds.
 
+    Without a setting one whole context always fits: memory is taken only as it is used.
+
     Raises:
         UnsupportedError: not even one block's worth of tokens.
     """
@@ -64,10 +67,11 @@ def cache_blocks(settings: EngineSettings, config: ModelConfig, context: int, it
         if blocks < 1:
             raise UnsupportedError(f"needs at least {size} tokens", where="cache_tokens")
         return blocks
-    useful = settings.max_concurrency * -(-context // size)
+    one = -(-context // size)
+    useful = settings.max_concurrency * one
     token_bytes = config.layers * 2 * config.kv_heads * config.head_dim * itemsize
     held = int(free_memory_bytes(settings.device) * CACHE_SHARE) // (token_bytes * size)
-    return max(1, min(useful, held))
+    return max(one, min(useful, held))
 
 
 def free_memory_bytes(device: str) -> int:
@@ -77,4 +81,22 @@ def free_memory_bytes(device: str) -> int:
 
         free, _ = torch.cuda.mem_get_info()
         return int(free)
+    limits = [_available_bytes()]
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (group / "memory.max").read_text(), (group / "memory.current").read_text()
+        limits.append(int(limit) - int(used))
+    except (OSError, ValueError):
+        pass  # no control group, or one without a limit
+    return max(0, min(limits))
+
+
+def _available_bytes() -> int:
+    """What Linux would give without swapping, page cache included."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
