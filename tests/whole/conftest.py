@@ -151,5 +151,7 @@ def up(tmp_path: Path, state_dir: Path) -> Iterator[Up]:
         if machine.process is not None:
             machine.process.kill()
             machine.process.wait()
+        if owned_by(state):  # only after a failure: leave the machine to others
+            machine.run("doctor", "--leaks", "--clear")
         if os.geteuid() == 0:
             unmount_tree(state)

@@ -98,13 +98,8 @@ def test_ready_replicas_are_kept_not_orphaned_and_clearing_spares_them(
 
 @pytest.mark.root
 def test_what_a_killed_measurement_left_is_found_and_cleared(up: Any, tools: object) -> None:
-    script = (
-        "import sys, time, pathlib\n"
-        "from nagara.cli.instance import own_instance\n"
-        "with own_instance(pathlib.Path(sys.argv[1]), 'bench'):\n"
-        "    print('up', flush=True); time.sleep(600)\n"
-    )
-    maker = subprocess.Popen([sys.executable, "-c", script, str(up.state)], stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", _MEASUREMENT, str(up.state), up.obedient(snapshot=False)]
+    maker = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert maker.stdout is not None
     with maker.stdout:
         assert maker.stdout.readline() == b"up\n"
@@ -117,6 +112,7 @@ def test_what_a_killed_measurement_left_is_found_and_cleared(up: Any, tools: obj
     wait_for(lambda: not is_locked(folder / "node/agent.lock"))
     code, owned, _ = leaks(up)
     assert (code, owned["temporary folder"]["answered_by"]) == (1, None)
+    assert "replica folder" not in owned  # its nagara has ended in good order
     assert leaks(up, "--clear") == (0, {}, 0)
     assert list(up.state.glob("bench-*")) == []
 
@@ -133,6 +129,19 @@ def test_trials_and_models_left_unfinished_are_found_and_cleared(up: Any) -> Non
     assert not Path(up.state / "doctor-x").exists()
 
 
+# With threads: the kernel tells a child of the end of each of them, one by one.
+_MEASUREMENT = """
+import pathlib, sys, threading, time, urllib.request
+from nagara.cli.instance import own_instance
+for _ in range(8):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+with own_instance(pathlib.Path(sys.argv[1]), "bench") as instance:
+    instance.admin.deploy(sys.argv[2], "app.toml")
+    header = {"authorization": f"Bearer {instance.key}"}
+    urllib.request.urlopen(urllib.request.Request(instance.url + "/obedient/", headers=header))
+    print("up", flush=True)
+    time.sleep(600)
+"""
 _ASK = """
 import sys, urllib.request
 request = urllib.request.Request(sys.argv[1], headers={"authorization": f"Bearer {sys.argv[2]}"})

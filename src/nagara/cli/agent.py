@@ -57,7 +57,9 @@ def agent(
         raise as_node_error(error) from error
 
 
-async def _serve(state: Path, path: Path, owner: int | None, *, end_with_input: bool = False) -> None:
+async def _serve(
+    state: Path, path: Path, owner: int | None, *, end_with_input: bool = False
+) -> None:
     node = build_node(state)
     await node.open()
     allowed = () if owner is None else (owner,)

@@ -169,7 +169,7 @@ def _show_owned(found: Sequence[_Found]) -> None:
 
 def _owned(state: Path) -> list[_Found]:
     """Everything of this state folder and of the demonstrations' and measurements' below it."""
-    found = _shown(asyncio.run(holdings(state)))
+    found = _of_its_own(state)
     if (control := _announced(state)) is not None:
         found.append(control)
     for folder in instance_folders(state):
@@ -177,6 +177,13 @@ def _owned(state: Path) -> list[_Found]:
         found.append(_Found("temporary folder", str(folder), owner))
         found += _shown(asyncio.run(holdings(folder)))
     return found
+
+
+def _of_its_own(state: Path) -> list[_Found]:
+    """What belongs to this state folder and not to an instance's below it."""
+    instances = [str(folder.resolve()) for folder in instance_folders(state)]
+    found = _shown(asyncio.run(holdings(state)))
+    return [one for one in found if not any(one.name.startswith(f"{i}/") for i in instances)]
 
 
 def _shown(found: Sequence[Holding]) -> list[_Found]:
@@ -194,7 +201,7 @@ def _announced(state: Path) -> _Found | None:
 
 
 def _clear(state: Path) -> None:
-    if any(thing.answered_by is None for thing in _shown(asyncio.run(holdings(state)))):
+    if any(thing.answered_by is None for thing in _of_its_own(state)):
         asyncio.run(clear(state, keep_replicas=True))
     if (control := _announced(state)) is not None and control.answered_by is None:
         Path(control.name).unlink()

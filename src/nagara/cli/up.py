@@ -107,7 +107,7 @@ def up(
                 models=_finder(settings.models_dir),
                 auth=auth,
             )
-            _stop_on_signal(control, keep=keep_replicas)
+            _stop_on_signal(control, keep=keep_replicas, is_tied=end_with_parent)
             await control.run(_announce, app_file=app_file)
 
     asyncio.run(run())
@@ -135,13 +135,23 @@ def _announce(ready: Ready) -> None:
         click.echo(f"API key: {ready.api_key}")
 
 
-def _stop_on_signal(control: Control, *, keep: bool) -> None:
-    """The first signal asks for an orderly end, a second one does not wait for it."""
+def _stop_on_signal(control: Control, *, keep: bool, is_tied: bool) -> None:
+    """The first signal asks for an orderly end, a second one does not wait for it.
+
+    A process tied to its parent is sent SIGTERM once for each of the parent's threads that ends:
+    to it, more of them say nothing new.
+    """
     loop = asyncio.get_running_loop()
+    impatient = (signal.SIGINT,) if is_tied else (signal.SIGINT, signal.SIGTERM)
+    is_ending = False
 
     def ask() -> None:
+        nonlocal is_ending
+        if is_ending:
+            return
+        is_ending = True
         _log.info("ending, once the replicas have ended; the same again ends at once")
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in impatient:
             loop.remove_signal_handler(number)
         control.stop(keep=keep)
 
