@@ -3,8 +3,13 @@
 `make test` prepares all of it below `.state/`; `NAGARA_STATE` names another place.
 """
 
+import contextlib
 import os
 from pathlib import Path
+
+# Torch's compiler imports setuptools, which refuses to be the second after Python's own distutils.
+with contextlib.suppress(ImportError):
+    import setuptools  # noqa: F401
 
 import pytest
 

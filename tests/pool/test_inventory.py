@@ -27,7 +27,7 @@ def test_a_claim_finds_a_slot_exactly_when_there_is_one(
     for number, (type_, region, devices) in enumerate(machines):
         kind = an_offering(
             f"o{number % 4}-{type_}{region}{devices}", type=type_, region=region, devices=devices,
-            price_h=float(7 * number % 5 + 1),
+            price_h=float(7 * (number % 4) % 5 + 1),  # an offering has one price
         )  # fmt: skip
         make_ready(core, kind)
     for wanted, is_given_back in claims:
