@@ -50,9 +50,7 @@ async def _serve(state: Path, path: Path, owner: int | None) -> None:
     node = build_node(state)
     await node.open()
     allowed = () if owner is None else (owner,)
-    server = asyncio.ensure_future(
-        AgentServer(node, path, allowed_uids=allowed, owner=owner).run()
-    )
+    server = asyncio.ensure_future(AgentServer(node, path, allowed_uids=allowed, owner=owner).run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.cancel)
