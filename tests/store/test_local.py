@@ -85,7 +85,7 @@ def test_a_truncated_object_is_not_there(tmp_path: Path) -> None:
     folder = ObjectFolder(tmp_path)
     tier = folder.tenant("default")
     name = add(tier, noise(1000))
-    os.chmod(tier.path(name), 0o644)
+    tier.path(name).chmod(0o644)
     os.truncate(tier.path(name), 999)
     assert not tier.has(name)
     assert content_of(tier, name) is None

@@ -5,6 +5,7 @@ Called from any thread.
 """
 
 import threading
+import time
 from collections import OrderedDict
 
 from nagara.store.flights import Flights
@@ -13,6 +14,7 @@ from nagara.store.sink import MemorySink
 from nagara.store.transfer import Transfer
 
 _CACHE_BYTES = 128 << 20
+_RETRY_S = 5.0
 
 
 class PassingBy:
@@ -84,6 +86,7 @@ class PassingReader:
     def __init__(self, passing: PassingBy, name: ObjectName) -> None:
         self._passing = passing
         self._name = name
+        self._opened_s = time.monotonic()
 
     def is_here(self, start: int, length: int) -> bool:
         return False
@@ -93,6 +96,10 @@ class PassingReader:
 
     def forget_cache(self, start: int, length: int) -> None:
         """Nothing of it is in the page cache."""
+
+    def is_outdated(self) -> bool:
+        """Now and then room is looked for again."""
+        return time.monotonic() > self._opened_s + _RETRY_S
 
     def close(self) -> None:
         """Nothing is held."""

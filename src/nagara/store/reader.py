@@ -1,6 +1,7 @@
 """Reading one object at any place, wherever its bytes are at the moment. Called from any thread."""
 
 import os
+import weakref
 from typing import Protocol
 
 from nagara.store.chunked import Assembly
@@ -23,14 +24,26 @@ class Reader(Protocol):
         """The kernel need not keep these bytes for us: somebody else caches them."""
         ...
 
+    def is_outdated(self) -> bool:
+        """Opening it again may give a better one: the object was completed or found room."""
+        ...
+
     def close(self) -> None: ...
 
 
 class FileReader:
-    """A whole object of the local folder. Owns the descriptor; eviction does not disturb it."""
+    """A whole object of the local folder. Eviction does not disturb it.
+
+    Owns the descriptor, and closes it when nobody has the reader any more: so a shared one is
+    never closed under a running read.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._closer = weakref.finalize(self, os.close, descriptor)
+
+    def is_outdated(self) -> bool:
+        return False
 
     def is_here(self, start: int, length: int) -> bool:
         return True
@@ -42,7 +55,8 @@ class FileReader:
         os.posix_fadvise(self.descriptor, start, length, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        """At once; only for who is alone with it."""
+        self._closer()
 
 
 class AssemblyReader:
@@ -65,6 +79,9 @@ class AssemblyReader:
 
     def forget_cache(self, start: int, length: int) -> None:
         os.posix_fadvise(self._assembly.descriptor, start, length, os.POSIX_FADV_DONTNEED)
+
+    def is_outdated(self) -> bool:
+        return self._assembly.is_object
 
     def close(self) -> None:
         """The store closes the assembly."""

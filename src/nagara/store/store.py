@@ -103,6 +103,11 @@ class Store:
                 return PassingReader(self._passing, name)
         return PassingReader(self._passing, name)
 
+    def open_here(self, name: ObjectName) -> Reader | None:
+        """A reader without asking any network; None when the whole object is not here."""
+        descriptor = self.local.open(name)
+        return None if descriptor is None else FileReader(descriptor)
+
     def read(self, name: ObjectName, deadline_s: float | None = None) -> bytes:
         """The whole content; for documents and small objects."""
         data = bytearray(name.size)
