@@ -14,7 +14,6 @@ import stat
 import struct
 from collections.abc import Iterator
 
-from nagara.image.errors import UnrepresentableError
 from nagara.image.tree import Node, check_node, walk
 from nagara.image.xattrs import encode, escaped
 
@@ -237,11 +236,8 @@ def _folder_blocks(node: Node) -> Iterator[tuple[list[bytes], int]]:
 
 
 def _chunk_bits(size: int) -> int:
-    """The smallest chunk that covers the file: log2 of its blocks."""
-    bits = max(0, (size - 1).bit_length() - 12)
-    if bits > CHUNK_BITS_LIMIT:
-        raise UnrepresentableError(f"a file of {size} bytes cannot be kept")
-    return bits
+    """The smallest chunk that covers the file, up to 8 TiB: log2 of its blocks."""
+    return min(max(0, (size - 1).bit_length() - 12), CHUNK_BITS_LIMIT)
 
 
 def encode_device(rdev: int) -> int:

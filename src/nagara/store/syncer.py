@@ -17,7 +17,7 @@ from nagara.store.ledger import Ledger, Proof
 _log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 # From this many files on one flush of the file system is cheaper than one of each file.
-_MANY = 32
+_MANY = 256
 _GATHER_S = 0.05
 
 
