@@ -243,7 +243,7 @@ class Registry:
                 try:
                     target = urllib.parse.urlunsplit(("", "", parts.path, parts.query, ""))
                     connection.request("GET", target, headers=dict(headers))
-                    response = connection.getresponse()
+                    response = stack.enter_context(contextlib.closing(connection.getresponse()))
                 except (OSError, http.client.HTTPException) as error:
                     raise UnavailableError(f"{type(error).__name__}: {error}"[:200]) from error
                 if response.status not in (301, 302, 303, 307, 308):

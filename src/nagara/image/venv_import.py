@@ -62,7 +62,7 @@ def import_venv(venv: Path, writer: ContentWriter) -> VenvImport:
     for tree in _TREES:
         if (Path("/") / tree).is_dir():
             image.add_tree(Path("/") / tree)
-    programs = [python.resolve(), *_shared_objects(venv), *_shared_objects(library)]
+    programs = [python.resolve(), *_shared_objects(venv), *_shared_objects(library / "lib-dynload")]
     closure = library_closure(programs)
     for found in closure.found:
         image.add_links_to(found)

@@ -183,6 +183,7 @@ class HttpTier:
         address = self._prefix + urllib.parse.quote(key)
         connection = self._connection(deadline_s)
         is_reusable = False
+        response = None
         try:
             with contextlib.ExitStack() as stack:
                 body = (
@@ -200,13 +201,15 @@ class HttpTier:
                 f"{type(error).__name__}: {error}"[:200], where=f"{self.name} {self._parts.netloc}"
             ) from error
         except AbsentError:
-            is_reusable = response.isclosed() and not response.will_close
+            is_reusable = response is not None and response.isclosed() and not response.will_close
             raise
         finally:
             if is_reusable:
                 self._keep(connection)
             else:
                 connection.close()
+                if response is not None:  # one that announced its end has the socket to itself
+                    response.close()
 
     def _connection(self, deadline_s: float) -> http.client.HTTPConnection:
         left_s = max(0.001, deadline_s - time.monotonic())
