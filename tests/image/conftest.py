@@ -11,7 +11,7 @@ import pytest
 from nagara.image.content_writer import ContentWriter
 from nagara.image.folder_import import import_folder
 from nagara.image.images import Added, add_image
-from nagara.image.mounting import ImageMounts
+from nagara.image.mounting import ImageMounts, Method
 from nagara.image.mounts import unmount_tree
 from nagara.sandbox.kept_descriptors import KeptDescriptors
 from nagara.store.configured import open_folder, open_store
@@ -46,7 +46,7 @@ def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 class Machine:
     """One machine's object folder and image mounts."""
 
-    def __init__(self, folder: Path, keeper: Path) -> None:
+    def __init__(self, folder: Path, keeper: Path, method: Method = "overlay") -> None:
         self.folder = folder
         self.objects = open_folder(folder / "store")
         self.mounts = ImageMounts(
@@ -58,6 +58,7 @@ class Machine:
                 sys.executable, "-m", "nagara.cli.files_daemon",
                 str(folder / "store"), tenant, str(keeper),
             ),
+            method=method,
         )  # fmt: skip
 
     def store(self, tenant: str = "default") -> Store:
@@ -82,12 +83,14 @@ def make_machine(tmp_path: Path, keeper: Path) -> Iterator[Callable[..., Machine
         pytest.skip("needs root")
     made: list[Machine] = []
 
-    def make(name: str = "machine", settings: str | None = None) -> Machine:
+    def make(
+        name: str = "machine", settings: str | None = None, method: Method = "overlay"
+    ) -> Machine:
         folder = tmp_path / name
         (folder / "store").mkdir(parents=True, exist_ok=True)
         if settings is not None:
             (folder / "store/settings.json").write_text(settings)
-        made.append(Machine(folder, keeper))
+        made.append(Machine(folder, keeper, method))
         return made[-1]
 
     yield make

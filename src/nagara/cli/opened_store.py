@@ -11,6 +11,7 @@ import click
 from nagara.base.errors import UsageError
 from nagara.cli.settings import Settings
 from nagara.image.mounting import ImageMounts
+from nagara.image.probing import probe
 from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.kept_descriptors import KeptDescriptors
 from nagara.store.configured import open_folder, open_store, open_tier, read_settings
@@ -76,6 +77,7 @@ def opened_mounts(settings: Settings) -> Iterator[ImageMounts]:
             lambda tenant: open_store(folder, tenant),
             KeptDescriptors(keeper),
             lambda tenant: daemon_command(folder.path, tenant, keeper),
+            method=probe(settings.state / "files").method(),
         )
         try:
             yield mounts

@@ -28,7 +28,7 @@ from nagara.image.index import (
     decode_device,
 )
 from nagara.image.tree import INLINE_LIMIT_BYTES, SIZE_LIMIT, TARGET_LIMIT, Node, check_node
-from nagara.image.xattrs import METACOPY, REDIRECT, decode, unescaped
+from nagara.image.xattrs import METACOPY, REDIRECT, decode, pointed_to, unescaped
 from nagara.store.errors import BadNameError
 from nagara.store.names import ObjectName, parse_name
 
@@ -120,8 +120,6 @@ class _Reader:
             kid = known
         else:
             kid = self._node(nid)
-            if kid.kids is None:
-                self._links[nid] = self._inode(nid).nlink - 1
         if FILE_TYPES[kid.kind] != kind:
             raise BadIndexError("a folder calls a file something else than it is")
         return kid
@@ -133,16 +131,19 @@ class _Reader:
         inode = self._inode(nid)
         if stat.S_IFMT(inode.mode) not in FILE_TYPES:
             raise BadIndexError("a file of no known type")
-        xattrs = decode(bytes(self._slice(inode.xattrs_at, inode.data_at - inode.xattrs_at)))
-        node = Node(
-            inode.mode,
-            uid=inode.uid,
-            gid=inode.gid,
-            mtime_ns=inode.mtime_ns,
-            xattrs=self._own(xattrs),
-        )
-        self._fill(node, inode, dict(xattrs))
+        node = Node(inode.mode, uid=inode.uid, gid=inode.gid, mtime_ns=inode.mtime_ns)
+        body = bytes(self._slice(inode.xattrs_at, inode.data_at - inode.xattrs_at))
+        target = pointed_to(body)
+        if target is not None and inode.layout == CHUNKED and node.kind == stat.S_IFREG:
+            node.size = inode.size
+            node.content = _content(inode, target)
+        else:
+            xattrs = decode(body)
+            node.xattrs = self._own(xattrs)
+            self._fill(node, inode, dict(xattrs))
         self._nodes[nid] = node
+        if node.kids is None:
+            self._links[nid] = inode.nlink - 1
         return node
 
     def _own(self, xattrs: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
@@ -159,7 +160,9 @@ class _Reader:
         elif kind == stat.S_IFREG:
             node.size = inode.size
             if inode.layout == CHUNKED:
-                node.content = _content(inode, xattrs)
+                if xattrs.get(METACOPY) != b"":
+                    raise BadIndexError("a file whose content is nowhere")
+                node.content = _content(inode, xattrs.get(REDIRECT, b""))
                 return
             if inode.size:
                 node.inline = self._bytes(inode, INLINE_LIMIT_BYTES)
@@ -243,9 +246,8 @@ def _block_entries(block: bytes, *, is_last: bool) -> list[tuple[bytes, int, int
     return found
 
 
-def _content(inode: _Inode, xattrs: dict[bytes, bytes]) -> ObjectName:
-    redirect = xattrs.get(REDIRECT, b"")
-    if xattrs.get(METACOPY) != b"" or not redirect.startswith(b"/"):
+def _content(inode: _Inode, redirect: bytes) -> ObjectName:
+    if not redirect.startswith(b"/"):
         raise BadIndexError("a file whose content is nowhere")
     if inode.union & ~CHUNK_BITS_LIMIT:
         raise BadIndexError("chunks of an unknown form")

@@ -28,12 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from nagara.base.errors import NagaraError
-from nagara.image.fuse_channel import FuseChannel
+from nagara.image.fuse_channel import FuseChannel, Handler
 from nagara.image.lazy_layer import socket_address
 from nagara.image.object_files import ObjectFiles
 from nagara.image.prefetch import Prefetcher
 from nagara.image.recorder import Recorder
 from nagara.image.trace import read_trace
+from nagara.image.tree import Node
+from nagara.image.tree_files import TreeFiles
 from nagara.store.errors import StoreError
 from nagara.store.names import ObjectName, parse_name
 from nagara.store.roots import read_list
@@ -50,15 +52,27 @@ class LazyDaemon:
         store: the tenant's.
         control: a listening Unix socket.
         time_limit_s: of one request of the kernel.
+        tree: shown as a whole instead of the tenant's objects.
     """
 
-    def __init__(self, store: Store, control: socket.socket, *, time_limit_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        control: socket.socket,
+        *,
+        time_limit_s: float = 60.0,
+        tree: Node | None = None,
+    ) -> None:
         self._store = store
         self._control = control
         self._time_limit_s = time_limit_s
         self._recorder = Recorder()
         self._prefetcher = Prefetcher(store)
-        self._files = ObjectFiles(store, self._known_names, self._recorder)
+        self._files: Handler = (
+            ObjectFiles(store, self._known_names, self._recorder)
+            if tree is None
+            else TreeFiles(store, tree)
+        )
 
     def run(self, descriptor: int, *, is_takeover: bool) -> None:
         """Serves until the mount is gone. `descriptor` is that of `/dev/fuse`.

@@ -98,14 +98,15 @@ def socket_address(path: Path) -> Iterator[str]:
 
 
 class LazyLayer:
-    """One tenant's lazy data layer on this machine.
+    """One tenant's lazy data layer on this machine; or, as a fallback, a whole image by FUSE.
 
     Args:
         folder: for the mount point, the control socket and the log.
         tenant: whose objects it shows.
         keeper: holds the descriptor.
         command: the daemon's command line; the name under which the descriptor is held and the
-            control socket's path are appended.
+            control socket's path are appended, and `tree` if it is given.
+        tree: the index of an image that is shown as a whole instead of the tenant's objects.
     """
 
     def __init__(
@@ -116,13 +117,15 @@ class LazyLayer:
         command: Sequence[str],
         *,
         launch: Launch = launch_detached,
+        tree: str | None = None,
     ) -> None:
-        self.path = folder / "lazy" / tenant
-        self.socket = folder / f"{tenant}.sock"
-        self._log_file = folder / f"{tenant}.log"
+        self.path = folder / "lazy" / tenant if tree is None else folder / "tree" / tenant / tree
+        stem = tenant if tree is None else f"{tenant}-{tree[:20]}"
+        self.socket = folder / f"{stem}.sock"
+        self._log_file = folder / f"{stem}.log"
         self._name = f"fuse:{self.path}"
         self._keeper = keeper
-        self._command = (*command, self._name, str(self.socket))
+        self._command = (*command, self._name, str(self.socket), *([tree] if tree else []))
         self._launch = launch
         self._lock = threading.Lock()
         self._stop = threading.Event()

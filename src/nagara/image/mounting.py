@@ -3,6 +3,8 @@
     FOLDER/index/TENANT/INDEX   an EROFS mount of an index, shared by all who need it
     FOLDER/lazy/TENANT          the lazy data layer (see `lazy_layer`)
     FOLDER/checked/TENANT/INDEX an index from outside that was read and found good
+    FOLDER/tree/TENANT/INDEX    where overlay lacks data-only layers: the whole image by FUSE
+    FOLDER/copy/TENANT/INDEX    where FUSE is missing too: the image as plain files
 
 A holder (a replica, a mount point) gets the layers and pins the image's objects; when the last
 holder of an index lets go, its mount is taken down. Pins are in the store's ledger, so that a new
@@ -13,13 +15,16 @@ Blocking, needs root. Called from any thread.
 
 import contextlib
 import logging
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from nagara.image.images import Image, check_index, fetch_metadata
+from nagara.image.checkout import check_out
+from nagara.image.images import Image, check_index, fetch_metadata, load_tree
 from nagara.image.lazy_layer import (
     DaemonError,
     DescriptorKeeper,
@@ -37,6 +42,7 @@ from nagara.store.names import parse_name
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
+Method = Literal["overlay", "tree", "checkout"]  # see `probing`
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ class ImageMounts:
         open_store: a tenant's store over it.
         keeper: holds the descriptors of lazy layers.
         command: the file daemon's command line for a tenant, without name and socket.
+        method: what `probing` found this machine can do.
     """
 
     def __init__(
@@ -86,6 +93,7 @@ class ImageMounts:
         command: Callable[[str], Sequence[str]],
         *,
         launch: Launch = launch_detached,
+        method: Method = "overlay",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
@@ -94,8 +102,10 @@ class ImageMounts:
         self._keeper = keeper
         self._command = command
         self._launch = launch
+        self._method = method
         self._lock = threading.RLock()
         self._lazy: dict[str, LazyLayer] = {}
+        self._trees: dict[tuple[str, str], LazyLayer] = {}
         self._stores: dict[str, Store] = {}
 
     def store(self, tenant: str) -> Store:
@@ -136,6 +146,8 @@ class ImageMounts:
         try:
             is_local = not prefer_lazy and ledger.is_complete(tenant, str(image.list), boot_id())
             fetch_metadata(store, image)
+            if self._method != "overlay":
+                return self._mount_otherwise(store, tenant, image, holder)
             if not is_local:
                 self._serve_lazily(tenant, image, holder)
             self._check(store, tenant, image)
@@ -216,6 +228,31 @@ class ImageMounts:
         if wants_recording(image):
             self._try(lazy, {"op": "record", "name": holder, "list": str(image.list)})
 
+    def _mount_otherwise(
+        self, store: Store, tenant: str, image: Image, holder: str
+    ) -> MountedImage:
+        """The fallbacks: one layer that has the contents too."""
+        self._check(store, tenant, image)
+        part = str(image.index)
+        if self._method == "tree":
+            command = self._command(tenant)
+            layer = LazyLayer(
+                self._folder, tenant, self._keeper, command, launch=self._launch, tree=part
+            )
+            layer.ensure()
+            self._trees[tenant, part] = layer
+            return MountedImage(image, tenant, holder, (layer.path,), (), is_lazy=False)
+        target = self._folder / "copy" / tenant / part
+        with self._lock:
+            if not target.exists():
+                making = target.with_name(f".{part}.new")
+                shutil.rmtree(making, ignore_errors=True)
+                done = check_out(store, load_tree(store, image), making)
+                for line in done.left_out[:20]:
+                    _log.warning("left out: %s", line)
+                making.rename(target)
+        return MountedImage(image, tenant, holder, (target,), (), is_lazy=False)
+
     def _try(self, lazy: LazyLayer, request: dict[str, str]) -> None:
         """A start does without prefetch and recording if it must."""
         try:
@@ -251,6 +288,11 @@ class ImageMounts:
                 unmount_if_mounted(point.target)
                 with contextlib.suppress(OSError):
                     point.target.rmdir()
+        for key in [key for key in self._trees if key[0] == tenant and key[1] not in needed]:
+            self._trees.pop(key).unmount()
+        for copy in (self._folder / "copy" / tenant).glob("[!.]*"):
+            if copy.name not in needed:
+                shutil.rmtree(copy)
 
 
 def mount_index(index: Path, target: Path) -> None:

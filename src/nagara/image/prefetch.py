@@ -148,9 +148,10 @@ class Prefetcher:
         with store.local.temporary() as path:
             Path(path).write_bytes(content)
             store.add_hashed(path, member, None)
-        self._add(job, objects=1, size=member.size, left=-1)
+        self._add(job, objects=1, size=member.size)
 
     def _one(self, job: str, name: ObjectName, chunks: Iterable[int]) -> None:
+        """One object, or some chunks of it; `left` goes down whatever becomes of it."""
         store = self._store
         try:
             if store.local.has(name):
@@ -165,9 +166,11 @@ class Prefetcher:
             else:
                 store.ensure(name, _deadline())
                 self._add(job, size=name.size)
-            self._add(job, objects=1, left=-1)
+            self._add(job, objects=1)
         except (StoreError, OSError) as error:
             self._add(job, error=str(error))
+        finally:
+            self._add(job, left=-1)
 
     def _add(
         self,

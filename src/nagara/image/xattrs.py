@@ -26,6 +26,8 @@ _BY_INDEX = {index: prefix for prefix, index in _PREFIXES}
 _BODY_LIMIT = 65535 * 4
 _REDIRECT_REST = REDIRECT.removeprefix(b"trusted.")
 _METACOPY_ENTRY = _ENTRY.pack(len(METACOPY) - 8, 4, 0) + METACOPY.removeprefix(b"trusted.")
+_POINTER_HEAD = bytes(_HEADER_BYTES) + _METACOPY_ENTRY + bytes((len(_REDIRECT_REST), 4))
+_POINTER_LENGTH_AT = len(_POINTER_HEAD)
 
 
 def escaped(xattrs: Xattrs) -> Xattrs:
@@ -86,6 +88,21 @@ def _pointer(content: ObjectName) -> bytes:
     entry = _METACOPY_ENTRY + _ENTRY.pack(len(_REDIRECT_REST), 4, len(place))
     entry += _REDIRECT_REST + place
     return entry + bytes(-len(entry) % 4)
+
+
+def pointed_to(body: bytes) -> bytes | None:
+    """Where the bytes of a plain file are: for a body that is a pointer and nothing else.
+
+    A short cut for what nearly every file has; None for anything that has to be decoded.
+    """
+    if not body.startswith(_POINTER_HEAD):
+        return None
+    length = int.from_bytes(body[_POINTER_LENGTH_AT : _POINTER_LENGTH_AT + 2], "little")
+    start = len(_POINTER_HEAD) + 2 + len(_REDIRECT_REST)
+    end = start + length
+    if body[start - len(_REDIRECT_REST) : start] != _REDIRECT_REST or end + -end % 4 != len(body):
+        return None
+    return body[start:end]
 
 
 def decode(body: bytes) -> Xattrs:
