@@ -23,6 +23,7 @@ import click
 
 from nagara import __version__
 from nagara.base.errors import UsageError
+from nagara.cli.files_cache_bench import measure_cache
 from nagara.cli.files_lab import (
     Lab,
     LabMachine,
@@ -93,6 +94,7 @@ def files(
                 **_imports(lab, work, packages, chosen, runs, quick=quick),
                 "sequential": _sequential(lab, work, large),
                 "readahead": _read_ahead(lab, work, large // 4),
+                "cache": measure_cache(work / "zone"),
             }
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -349,6 +351,11 @@ def _table(result: dict[str, Any]) -> str:
         f"{entry['cold_s']:.2f} s, x{entry['ratio']:.2f}, {entry['requests']} requests"
         for entry in result["imports"]
     ]
+    cache = result["cache"]
+    lines.append(
+        f"zone cache: {cache['gb_s']:.2f} GB/s to {cache['readers']} readers, 64 KiB objects "
+        f"p50 {cache['small_p50_ms']:.2f} ms, p99 {cache['small_p99_ms']:.2f} ms"
+    )
     lines.append(
         f"sequential: first touch {sequential['first_touch_gb_s']:.2f} GB/s, with verification "
         f"{sequential['first_touch_verified_gb_s']:.2f}, page cache x"
