@@ -7,7 +7,7 @@
     {"op": "record", "name", "list"}                   → {}
     {"op": "recorded", "name"}                         → {"touches": [[object, chunk], ...]}
     {"op": "prefetch", "name", "trace"}                → {}    begins; `progress` tells
-    {"op": "fill", "name", "list"}                     → {}    fetches all of a list, checks it
+    {"op": "fill", "name", "list", "index"}            → {}    fetches all in the order of files
     {"op": "progress", "name"}                         → {"progress": {...}}
     {"op": "stats"}                                    → {"tiers": [...]}
     {"op": "stop"}                                     → {}
@@ -29,12 +29,13 @@ from typing import Any
 
 from nagara.base.errors import NagaraError
 from nagara.image.fuse_channel import FuseChannel, Handler
+from nagara.image.index_reader import read_index
 from nagara.image.lazy_layer import socket_address
 from nagara.image.object_files import ObjectFiles
 from nagara.image.prefetch import Prefetcher
 from nagara.image.recorder import Recorder
 from nagara.image.trace import read_trace
-from nagara.image.tree import Node
+from nagara.image.tree import Node, walk
 from nagara.image.tree_files import TreeFiles
 from nagara.store.errors import StoreError
 from nagara.store.names import ObjectName, parse_name
@@ -124,7 +125,7 @@ class LazyDaemon:
             raw = self._store.read(parse_name(request["trace"]))
             self._prefetcher.start_trace(request["name"], read_trace(raw))
         elif operation == "fill":
-            self._prefetcher.start_fill(request["name"], parse_name(request["list"]))
+            self._fill(request)
         elif operation == "progress":
             return {"progress": asdict(self._prefetcher.progress(request["name"]))}
         elif operation == "stats":
@@ -134,6 +135,11 @@ class LazyDaemon:
         else:
             raise ValueError(f"unknown operation {operation!r}")
         return {}
+
+    def _fill(self, request: dict[str, Any]) -> None:
+        tree = read_index(self._store.read(parse_name(request["index"])))
+        order = [node.content for _, node in walk(tree) if node.content is not None]
+        self._prefetcher.start_fill(request["name"], parse_name(request["list"]), order)
 
 
 def listen_on(path: Path) -> socket.socket:

@@ -210,7 +210,9 @@ class ImageMounts:
     def fill(self, mounted: MountedImage) -> None:
         """Begins to fetch the rest of an image, so that its next mount is local."""
         if mounted.is_lazy:
-            request = {"op": "fill", "name": mounted.holder, "list": str(mounted.image.list)}
+            image = mounted.image
+            request = {"op": "fill", "name": mounted.holder}
+            request |= {"list": str(image.list), "index": str(image.index)}
             self.lazy_layer(mounted.tenant).ask(request)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,9 +51,15 @@ class Prefetcher:
         """Begins to fetch what a trace names, in its order."""
         self._begin(name, lambda: self.fetch_trace(name, trace))
 
-    def start_fill(self, name: str, list_name: ObjectName) -> None:
-        """Begins to fetch everything a list names; then checks it for the local data layer."""
-        self._begin(name, lambda: self.fill(name, list_name))
+    def start_fill(
+        self, name: str, list_name: ObjectName, first: Sequence[ObjectName] = ()
+    ) -> None:
+        """Begins to fetch everything a list names; then checks it for the local data layer.
+
+        Args:
+            first: the order to fetch in, as far as it matters (weights in the order of files).
+        """
+        self._begin(name, lambda: self.fill(name, list_name, first))
 
     def progress(self, name: str) -> Progress:
         """Of a job; all zeros for an unknown one."""
@@ -85,10 +91,11 @@ class Prefetcher:
             for job in [pool.submit(self._one, name, each, ()) for each in packed]:
                 job.result()
 
-    def fill(self, name: str, list_name: ObjectName) -> None:
+    def fill(self, name: str, list_name: ObjectName, first: Sequence[ObjectName] = ()) -> None:
         """Fetches a whole list, proves it, and records that it is complete for this boot."""
         store = self._store
-        names = [*read_list(store, list_name), list_name]
+        listed = dict.fromkeys([*read_list(store, list_name), list_name])
+        names = list(dict.fromkeys([*(each for each in first if each in listed), *listed]))
         self._add(name, left=len(names))
         with ThreadPoolExecutor(AT_ONCE, "fill") as pool:
             list(pool.map(lambda each: self._one(name, each, ()), names))
