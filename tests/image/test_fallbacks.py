@@ -89,6 +89,8 @@ def test_the_whole_tree_by_fuse_equals_its_source(store: Store, tmp_path: Path, 
 def test_what_can_be_mounted_is_found_by_trying(tmp_path: Path) -> None:
     found = probe(tmp_path)
     assert found.root
+    if found.handover and found.fuse:  # a kernel from 6.9 on has all that is needed
+        assert found.method() == "overlay"
     assert list(tmp_path.iterdir()) == []
     assert {each.name for each in found.described()} >= {"root", "FUSE"}
 

@@ -16,6 +16,7 @@ from nagara.image.content_writer import ContentWriter
 from nagara.image.errors import BadIndexError, ImageError
 from nagara.image.folder_import import import_folder
 from nagara.image.images import add_image, find_image, remove_image
+from nagara.image.mounts import mount_points
 from nagara.image.prefetch import boot_id
 from nagara.image.tree import Node, new_folder
 from nagara.store.collecting import collect_local
@@ -382,3 +383,5 @@ def test_the_fallbacks_show_the_same_tree(
     (target / "small").write_bytes(b"changed")
     subprocess.run(["umount", str(target)], check=True)
     machine.mounts.release(str(target))
+    assert [p for p in mount_points(machine.folder) if p.target.parent.parent.name == "tree"] == []
+    assert list((machine.folder / "files").glob("copy/*/*")) == []

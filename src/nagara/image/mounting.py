@@ -105,7 +105,6 @@ class ImageMounts:
         self._method = method
         self._lock = threading.RLock()
         self._lazy: dict[str, LazyLayer] = {}
-        self._trees: dict[tuple[str, str], LazyLayer] = {}
         self._stores: dict[str, Store] = {}
 
     def store(self, tenant: str) -> Store:
@@ -237,12 +236,8 @@ class ImageMounts:
         self._check(store, tenant, image)
         part = str(image.index)
         if self._method == "tree":
-            command = self._command(tenant)
-            layer = LazyLayer(
-                self._folder, tenant, self._keeper, command, launch=self._launch, tree=part
-            )
+            layer = self._tree_layer(tenant, part)
             layer.ensure()
-            self._trees[tenant, part] = layer
             return MountedImage(image, tenant, holder, (layer.path,), (), is_lazy=False)
         target = self._folder / "copy" / tenant / part
         with self._lock:
@@ -254,6 +249,12 @@ class ImageMounts:
                     _log.warning("left out: %s", line)
                 making.rename(target)
         return MountedImage(image, tenant, holder, (target,), (), is_lazy=False)
+
+    def _tree_layer(self, tenant: str, index: str) -> LazyLayer:
+        command = self._command(tenant)
+        return LazyLayer(
+            self._folder, tenant, self._keeper, command, launch=self._launch, tree=index
+        )
 
     def _try(self, lazy: LazyLayer, request: dict[str, str]) -> None:
         """A start does without prefetch and recording if it must."""
@@ -290,8 +291,11 @@ class ImageMounts:
                 unmount_if_mounted(point.target)
                 with contextlib.suppress(OSError):
                     point.target.rmdir()
-        for key in [key for key in self._trees if key[0] == tenant and key[1] not in needed]:
-            self._trees.pop(key).unmount()
+        trees = self._folder / "tree" / tenant
+        for point in mount_points(trees):
+            if point.target.parent == trees and point.target.name not in needed:
+                self._tree_layer(tenant, point.target.name).unmount()
+                point.target.rmdir()
         for copy in (self._folder / "copy" / tenant).glob("[!.]*"):
             if copy.name not in needed:
                 shutil.rmtree(copy)

@@ -81,9 +81,7 @@ def probe(folder: Path) -> FilesCapabilities:
             each.mkdir()
         by_file = is_root and _works(lambda: mount_erofs(index, lower), lower)
         by_loop = by_file or (is_root and _works(lambda: mount_index(index, lower), lower))
-        overlay = is_root and _works(
-            lambda: mount_overlay_on([scratch], target, data=[data]), target
-        )
+        overlay = is_root and _works(lambda: mount_overlay_on([lower], target, data=[data]), target)
         return FilesCapabilities(
             root=is_root,
             erofs_file=by_file,
