@@ -6,8 +6,8 @@ Peers: squashfs in the kernel, squashfuse, fuse-overlayfs over a plain copy, an 
 casync mount of a local store, and rclone over HTTP from its own server on loopback. Each is
 measured if its programs are installed (Debian: squashfs-tools squashfuse fuse-overlayfs rclone
 casync) and named as absent otherwise. Needs root. Cold means: the pages of everything below the
-work folder were dropped and the mount is new; how much was then read from the disk is not proven here, since most
-peers cache in other processes.
+work folder were dropped and the mount is new; how much was then read from the disk is not proven
+here, since most peers cache in other processes.
 """
 
 import argparse

@@ -145,6 +145,8 @@ class LazyLayer:
 
     def supervise(self) -> None:
         """From now on a dead daemon is replaced at once, by a thread of this process."""
+        if self._watcher is not None:
+            return
         self._watcher = threading.Thread(target=self._watch, name="files-daemon", daemon=True)
         self._watcher.start()
 

@@ -82,6 +82,7 @@ class ImageMounts:
         keeper: holds the descriptors of lazy layers.
         command: the file daemon's command line for a tenant, without name and socket.
         method: what `probing` found this machine can do.
+        supervise: replace a daemon that died at once; for processes that live long.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class ImageMounts:
         *,
         launch: Launch = launch_detached,
         method: Method = "overlay",
+        supervise: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
@@ -103,6 +105,7 @@ class ImageMounts:
         self._command = command
         self._launch = launch
         self._method = method
+        self._supervise = supervise
         self._lock = threading.RLock()
         self._lazy: dict[str, LazyLayer] = {}
         self._stores: dict[str, Store] = {}
@@ -224,6 +227,8 @@ class ImageMounts:
     def _serve_lazily(self, tenant: str, image: Image, holder: str) -> None:
         lazy = self.lazy_layer(tenant)
         lazy.ensure()
+        if self._supervise:
+            lazy.supervise()
         if image.trace is not None:
             self._try(lazy, {"op": "prefetch", "name": holder, "trace": str(image.trace)})
         if wants_recording(image):
