@@ -2,7 +2,9 @@
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -10,6 +12,7 @@ from nagara.base.errors import UsageError
 from nagara.base.units import format_bytes, parse_duration_s, parse_size_bytes
 from nagara.cli.opened_store import find_tier, opened_folder, opened_store, tenant_option
 from nagara.cli.settings import Settings
+from nagara.image.lazy_layer import DaemonError, ask_daemon
 from nagara.store.collecting import Collection, collect_local, collect_tier
 from nagara.store.moving import Moved, pull, push
 from nagara.store.names import ObjectName, parse_name
@@ -46,12 +49,13 @@ def stat(settings: Settings, as_json: bool) -> None:
     with opened_folder(settings) as folder:
         tenants = {name: folder.ledger.count(name) for name in folder.tenant_names()}
         total = folder.ledger.total_bytes()
-        document = {
+        document: dict[str, Any] = {
             "path": str(folder.path),
             "total_bytes": total,
             "limit_bytes": folder.limit_bytes,
             "tenants": {name: {"objects": n, "bytes": size} for name, (n, size) in tenants.items()},
             "pins": [pin._asdict() for pin in folder.ledger.pins()],
+            "daemons": _daemon_reports(settings),
         }
     if as_json:
         click.echo(json.dumps(document, indent=2))
@@ -60,6 +64,9 @@ def stat(settings: Settings, as_json: bool) -> None:
     click.echo(f"{document['path']}: {format_bytes(total)}, {bound}")
     for name, (count, size) in tenants.items():
         click.echo(f"  {name}: {count} objects, {format_bytes(size)}")
+    for tenant, reports in document["daemons"].items():
+        for report in reports:
+            click.echo(f"  {tenant}'s file daemon, {_figures(report)}")
 
 
 @store.command()
@@ -140,11 +147,27 @@ def pull_(settings: Settings, root: str, tenant: str) -> None:
         reports = [asdict(report) for report in opened.reports()]
     _say(moved)
     for report in reports[1:]:
-        p50, p99 = report["p50_ms"] or 0.0, report["p99_ms"] or 0.0
-        size = format_bytes(report["read_bytes"])
-        click.echo(
-            f"  {report['tier']}: {report['hits']} hits, {size}, p50 {p50:.1f} ms, p99 {p99:.1f} ms"
-        )
+        click.echo(f"  {_figures(report)}")
+
+
+def _daemon_reports(settings: Settings) -> dict[str, list[dict[str, Any]]]:
+    """What the running file daemons had from each tier, by tenant."""
+    found = {}
+    for path in sorted((settings.state / "files").glob("*.sock")):
+        try:
+            found[path.stem] = ask_daemon(path, {"op": "stats"}, time_limit_s=2.0)["tiers"]
+        except DaemonError:
+            continue  # it ended, or belongs to another user
+    return found
+
+
+def _figures(report: Mapping[str, Any]) -> str:
+    p50, p99 = report["p50_ms"] or 0.0, report["p99_ms"] or 0.0
+    return (
+        f"{report['tier']}: {report['hits']} hits, {report['misses']} misses, "
+        f"{report['faults']} faults, {format_bytes(report['read_bytes'])}, "
+        f"p50 {p50:.1f} ms, p99 {p99:.1f} ms"
+    )
 
 
 def _root(text: str) -> tuple[str, str]:

@@ -39,6 +39,7 @@ from nagara.image.tracing import add_recording, wants_recording
 from nagara.store.ledger import Pin
 from nagara.store.local import ObjectFolder
 from nagara.store.names import parse_name
+from nagara.store.statistics import TierReport
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -208,6 +209,11 @@ class ImageMounts:
             return Progress()
         found = self.lazy_layer(mounted.tenant).ask({"op": "progress", "name": mounted.holder})
         return Progress(**found["progress"])
+
+    def tier_reports(self, tenant: str) -> list[TierReport]:
+        """What the tenant's daemon had from each tier, nearest first. Raises `DaemonError`."""
+        answer = self.lazy_layer(tenant).ask({"op": "stats"})
+        return [TierReport(**report) for report in answer["tiers"]]
 
     def fill(self, mounted: MountedImage) -> None:
         """Begins to fetch the rest of an image, so that its next mount is local."""
