@@ -180,9 +180,10 @@ def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[s
     try:
         for _ in range(300):
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=1)
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=1).close()
                 break
-            except urllib.error.HTTPError:
+            except urllib.error.HTTPError as answered:
+                answered.close()
                 break
             except OSError:
                 time.sleep(0.05)
@@ -203,17 +204,18 @@ def publish(host: str, user: str | None) -> None:
         if name == manifest["digest"]:
             continue
         request = urllib.request.Request(f"{base}/blobs/uploads/", b"", headers, method="POST")
-        place = urllib.request.urlopen(request).headers["Location"]
+        with urllib.request.urlopen(request) as begun:
+            place = begun.headers["Location"]
         place += ("&" if "?" in place else "?") + f"digest={name}"
         request = urllib.request.Request(
             place, raw, {**headers, "Content-Type": "application/octet-stream"}, method="PUT"
         )
-        urllib.request.urlopen(request).read()
+        urllib.request.urlopen(request).close()
     request = urllib.request.Request(
         f"{base}/manifests/v1", blobs[manifest["digest"]],
         {**headers, "Content-Type": MANIFEST_KIND}, method="PUT",
     )  # fmt: skip
-    urllib.request.urlopen(request).read()
+    urllib.request.urlopen(request).close()
 
 
 def test_a_registry(store: Store, registry: tuple[str, str]) -> None:
@@ -222,6 +224,7 @@ def test_a_registry(store: Store, registry: tuple[str, str]) -> None:
     try:
         publish(host, "user:secret" if is_login else None)
     except urllib.error.HTTPError as error:
+        error.close()
         if is_login and error.code == 401:
             pytest.skip("needs htpasswd (apt-get install apache2-utils)")
         raise

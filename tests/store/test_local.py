@@ -3,12 +3,15 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nagara.base.errors import UsageError
 from nagara.store.errors import FullError
+from nagara.store.hashing import hash_file
 from nagara.store.ledger import Pin
 from nagara.store.local import LocalTier, ObjectFolder
 from nagara.store.names import ObjectName, name_bytes, pack_names
@@ -229,3 +232,25 @@ def test_the_ledger_survives_being_killed(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "ledger") as connection:
         assert connection.execute("SELECT space FROM total").fetchone() == (5,)
     connection.close()
+
+
+def test_many_who_open_an_unproven_object_at_once_share_one_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ObjectFolder(tmp_path)
+    tier = folder.tenant("default")
+    name = add(tier, noise(500_000))
+    folder.syncer.flush()
+    tier.path(name).chmod(0o440)  # changes its change time: nothing is proven
+    readings = []
+
+    def slow(*arguments: Any) -> Any:
+        readings.append(1)
+        time.sleep(0.2)
+        return hash_file(*arguments)
+
+    monkeypatch.setattr("nagara.store.local.hash_file", slow)
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(lambda _: content_of(tier, name), range(16))) == [noise(500_000)] * 16
+    assert readings == [1]
+    folder.close()

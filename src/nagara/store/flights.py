@@ -29,7 +29,7 @@ class Flights:
         self._lock = threading.Lock()
         self._flying: dict[Hashable, Future[None]] = {}
 
-    def run(self, key: Hashable, work: Callable[[], None], deadline_s: float) -> bool:
+    def run(self, key: Hashable, work: Callable[[], object], deadline_s: float) -> bool:
         """Calls `work`, or waits until the one who is calling it has ended; True if it was us.
 
         Who waited gets the same error as who worked.

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from nagara.base.errors import UsageError
 from nagara.store.errors import CorruptError, FullError
+from nagara.store.flights import Flights
 from nagara.store.hashing import hash_file
 from nagara.store.ledger import Ledger, Pin, Proof
 from nagara.store.names import ObjectName, parse_name, unpack_names
@@ -37,6 +38,7 @@ DEFAULT_TENANT = "default"
 PUBLIC_TENANT = "public"
 _TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _PROOFS_IN_MEMORY = 200_000
+_PROVING_S = 3600.0
 _SLACK = 0.05  # of the bound: an eviction frees this much more than was asked for
 
 
@@ -138,6 +140,7 @@ class LocalTier:
         for part in (self.objects, self.partial, self.root / "chunks", self.root / "roots"):
             part.mkdir(parents=True, exist_ok=True)
         self._proofs: dict[ObjectName, Proof] = {}
+        self._proving = Flights()
 
     def path(self, name: ObjectName) -> Path:
         """Where the object is, or would be."""
@@ -166,7 +169,7 @@ class LocalTier:
             self.statistics.miss(time.monotonic() - begun_s)
             return None
         try:
-            if not self._is_proven(name, descriptor) and not self._prove(name, descriptor):
+            if not self._is_proven(name, descriptor) and not self._prove_once(name, descriptor):
                 os.close(descriptor)
                 self.discard(name)
                 self.statistics.fault()
@@ -264,6 +267,12 @@ class LocalTier:
             return False
         self._remember(name, now)
         return True
+
+    def _prove_once(self, name: ObjectName, descriptor: int) -> bool:
+        """However many open it at the same time, one of them reads it."""
+        deadline_s = time.monotonic() + _PROVING_S
+        self._proving.run(name, lambda: self._prove(name, descriptor), deadline_s)
+        return self._is_proven(name, descriptor)
 
     def _prove(self, name: ObjectName, descriptor: int) -> bool:
         state = os.fstat(descriptor)
