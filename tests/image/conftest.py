@@ -1,11 +1,24 @@
-"""Folders on a file system that can carry overlay's marks."""
+"""Folders on a file system that can carry overlay's marks, and machines that mount images."""
 
-from collections.abc import Iterator
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from nagara.image.content_writer import ContentWriter
+from nagara.image.folder_import import import_folder
+from nagara.image.images import Added, add_image
+from nagara.image.mounting import ImageMounts, Method
 from nagara.image.mounts import mount_points, unmount_tree
+from nagara.sandbox.kept_descriptors import KeptDescriptors
+from nagara.store.configured import open_folder, open_store
+from nagara.store.local import ObjectFolder
+from nagara.store.store import Store
 
 
 @pytest.fixture
@@ -14,3 +27,88 @@ def mounts(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     unmount_tree(tmp_path)
     assert mount_points(tmp_path) == []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store without tiers."""
+    folder = ObjectFolder(tmp_path / "store")
+    opened = Store(folder.tenant("default"))
+    yield opened
+    opened.close()
+    folder.close()
+
+
+@pytest.fixture(scope="session")
+def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A keeper's socket."""
+    path = tmp_path_factory.mktemp("keeper") / "keeper.sock"
+    process = subprocess.Popen([sys.executable, "-m", "nagara.sandbox.keeper", str(path)])
+    for _ in range(500):
+        if path.exists():
+            break
+        time.sleep(0.01)
+    yield path
+    process.kill()
+    process.wait()
+
+
+class Machine:
+    """One machine's object folder and image mounts."""
+
+    def __init__(self, folder: Path, keeper: Path, method: Method = "overlay") -> None:
+        self.folder = folder
+        self.objects = open_folder(folder / "store")
+        self.mounts = ImageMounts(
+            folder / "files",
+            self.objects,
+            lambda tenant: open_store(self.objects, tenant),
+            KeptDescriptors(keeper),
+            lambda tenant: (
+                sys.executable, "-m", "nagara.cli.files_daemon",
+                str(folder / "store"), tenant, str(keeper),
+            ),
+            method=method,
+        )  # fmt: skip
+
+    def store(self, tenant: str = "default") -> Store:
+        return self.mounts.store(tenant)
+
+    def add(self, source: Path, name: str = "image") -> Added:
+        with ContentWriter(self.store()) as writer:
+            tree = import_folder(source, writer)
+        return add_image(self.store(), name, tree, f"dir:{source}", new=writer.new)
+
+    def daemon_pid(self, tenant: str = "default") -> int:
+        return int(self.mounts.lazy_layer(tenant).ask({"op": "ping"})["pid"])
+
+
+MachineMaker = Callable[..., Machine]
+
+
+@pytest.fixture
+def make_machine(tmp_path: Path, keeper: Path) -> Iterator[Callable[..., Machine]]:
+    """Machines below the test's folder; afterwards nothing of them is mounted or running."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    made: list[Machine] = []
+
+    def make(
+        name: str = "machine", settings: str | None = None, method: Method = "overlay"
+    ) -> Machine:
+        folder = tmp_path / name
+        (folder / "store").mkdir(parents=True, exist_ok=True)
+        if settings is not None:
+            (folder / "store/settings.json").write_text(settings)
+        made.append(Machine(folder, keeper, method))
+        return made[-1]
+
+    yield make
+    unmount_tree(tmp_path / "mnt")
+    for machine in made:
+        for tenant in machine.objects.tenant_names():
+            with contextlib.suppress(Exception):
+                machine.mounts.lazy_layer(tenant).unmount()
+        unmount_tree(machine.folder)
+        machine.mounts.close()
+        machine.objects.close()

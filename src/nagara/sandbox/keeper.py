@@ -14,6 +14,9 @@ line; only the keeper's own user may connect:
     {"op": "forget", "id"}           → {}   (only of ended ones)
     {"op": "drain", "id"}            → {}   (what it has written until now is in its log)
     {"op": "watch"}                  → {}, then a line per child that has ended or ends
+    {"op": "hold", "name"}, with a descriptor  → {}   (in place of an earlier one)
+    {"op": "held", "name"}           → {"is_held"}, with the descriptor
+    {"op": "release", "name"}        → {}
     {"op": "shutdown"}               → {}   (refused while one runs)
 
 With `pid_file` the command is one that creates a container and ends (`runc run --detach`): the
@@ -22,6 +25,9 @@ keeper is a subreaper. Without it the command itself is the replica.
 
 A command has a session of its own. When a replica or a failed launcher ends, what is left of its
 session is killed before its pid can be given away; when the keeper ends, the commands end too.
+
+Descriptors (of `/dev/fuse`) are held for daemons that may die: the mount they belong to lives as
+long as somebody has one. They come and go as ancillary data of the line.
 """
 
 import contextlib
@@ -44,6 +50,7 @@ from nagara.sandbox.unix_socket import listen, peer_uid
 
 _REQUEST_LIMIT = 4 << 20
 _READ_BYTES = 65536
+_DESCRIPTORS_AT_ONCE = 4
 
 
 class Child:
@@ -71,6 +78,13 @@ class Peer:
         self.received = bytearray()
         self.outgoing = bytearray()
         self.is_watching = False
+        self.received_descriptors: list[int] = []
+        self.outgoing_descriptor: int | None = None  # goes with the next byte; kept by the keeper
+
+    def close(self) -> None:
+        self.connection.close()
+        for descriptor in self.received_descriptors:
+            os.close(descriptor)
 
     def answer(self, message: dict[str, Any]) -> None:
         self.outgoing += json.dumps(message).encode() + b"\n"
@@ -89,6 +103,7 @@ class Keeper:
         self._children: dict[str, Child] = {}
         self._peers: set[Peer] = set()
         self._strangers: dict[int, int] = {}  # exit codes of processes not yet known by pid
+        self._held: dict[str, int] = {}  # descriptors kept for others
         self._is_ending = False
 
     def run(self) -> None:
@@ -134,7 +149,8 @@ class Keeper:
             self._drop(peer)
 
     def _receive(self, peer: Peer) -> None:
-        data = peer.connection.recv(_READ_BYTES)
+        data, descriptors, *_ = socket.recv_fds(peer.connection, _READ_BYTES, _DESCRIPTORS_AT_ONCE)
+        peer.received_descriptors += descriptors
         peer.received += data
         if not data or len(peer.received) > _REQUEST_LIMIT:
             raise ConnectionResetError
@@ -151,7 +167,12 @@ class Keeper:
             return
         if peer.outgoing:
             with contextlib.suppress(BlockingIOError):
-                sent = peer.connection.send(peer.outgoing)
+                if peer.outgoing_descriptor is None:
+                    sent = peer.connection.send(peer.outgoing)
+                else:
+                    passed = [peer.outgoing_descriptor]
+                    sent = socket.send_fds(peer.connection, [bytes(peer.outgoing)], passed)
+                    peer.outgoing_descriptor = None
                 del peer.outgoing[:sent]
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
         self._selector.modify(peer.connection, wanted, peer)
@@ -160,7 +181,7 @@ class Keeper:
         if peer in self._peers:
             self._peers.discard(peer)
             self._selector.unregister(peer.connection)
-            peer.connection.close()
+            peer.close()
 
     def _handle(self, peer: Peer, request: dict[str, Any]) -> None:
         operation = request["op"]
@@ -184,6 +205,8 @@ class Keeper:
                 if child.exit_code is not None:
                     peer.answer({"exited": child.describe()})
             return
+        elif operation in ("hold", "held", "release"):
+            answer |= self._keep_descriptor(peer, operation, str(request["name"]))
         elif operation == "shutdown":
             if any(child.exit_code is None for child in self._children.values()):
                 raise RefusedError("replicas are still running")
@@ -191,6 +214,18 @@ class Keeper:
         else:
             raise RefusedError(f"unknown operation {operation!r}")
         peer.answer(answer)
+
+    def _keep_descriptor(self, peer: Peer, operation: str, name: str) -> dict[str, Any]:
+        if operation == "held":
+            peer.outgoing_descriptor = self._held.get(name)
+            return {"is_held": name in self._held}
+        if operation == "hold" and not peer.received_descriptors:
+            raise RefusedError("no descriptor came with it")
+        if name in self._held:
+            os.close(self._held.pop(name))
+        if operation == "hold":
+            self._held[name] = peer.received_descriptors.pop()
+        return {}
 
     def _launch(self, peer: Peer, request: dict[str, Any]) -> None:
         name = request["id"]

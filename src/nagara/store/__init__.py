@@ -1,1 +1,1 @@
-"""Objects by hash, tiers, fetching once, verifying, evicting."""
+"""Objects named by their hash: tiers, fetching each byte once, verifying, evicting, serving."""

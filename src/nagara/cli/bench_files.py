@@ -1,0 +1,370 @@
+"""`nagara bench files`: what images and mounts cost, beside the same things done natively.
+
+Times are medians of `--runs`; ratios are formed within one run of the command. Progress goes to
+standard error, one JSON object (with `--json`) or a table to standard output.
+"""
+
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nagara import __version__
+from nagara.base.errors import UsageError
+from nagara.cli.files_cache_bench import measure_cache
+from nagara.cli.files_lab import (
+    Lab,
+    LabMachine,
+    Origin,
+    forget_pages,
+    opened_lab,
+    running_origin,
+    timed_import,
+)
+from nagara.image.index import build_index
+from nagara.image.lazy_layer import set_read_ahead
+from nagara.image.mount_api import mount_overlay_on
+from nagara.image.mounting import mount_index
+from nagara.image.mounts import unmount_if_mounted
+from nagara.image.tree import Node, new_folder
+from nagara.store.local import DEFAULT_TENANT
+from nagara.store.names import ObjectName
+
+_log = logging.getLogger(__name__)
+_LATENCIES_MS = (0, 1, 5, 20)
+_FAR_MS = (100, 200)
+_READ_AHEAD_KIB = (128, 1024, 32768, 262144)
+_MODULES = ("pandas", "torch", "aiohttp")
+_PIECE_BYTES = 1 << 20
+
+
+@click.command()
+@click.option("--module", help="What to import  [default: pandas, else torch, else aiohttp].")
+@click.option(
+    "--packages",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="The folder it is imported from  [default: this interpreter's site-packages].",
+)
+@click.option("--runs", default=3, show_default=True)
+@click.option("--files", "count", default=50_000, show_default=True, help="Files of the index.")
+@click.option("--large", default=1024, show_default=True, help="MiB read in sequence.")
+@click.option("--quick", is_flag=True, help="One run, two latencies, a smaller sequence.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where to work; on the disk that matters  [default: a temporary folder].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def files(
+    module: str | None,
+    packages: Path | None,
+    runs: int,
+    count: int,
+    large: int,
+    quick: bool,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Index, mounts, cold and warm imports, sequential reads, read-ahead, sharing."""
+    if os.geteuid() != 0:
+        raise UsageError("mounting needs root")
+    chosen = module or next(name for name in _MODULES if importlib.util.find_spec(name))
+    if quick:
+        runs, large = 1, min(large, 256)
+    work = Path(tempfile.mkdtemp(prefix="nagara-bench-", dir=folder))
+    try:
+        with opened_lab(work / "lab") as lab:
+            result = {
+                "nagara": __version__,
+                "machine": _machine(),
+                "command": " ".join(["nagara", *sys.argv[1:]]),
+                "index": _index(work, count, runs),
+                **_imports(lab, work, packages, chosen, runs, quick=quick),
+                "sequential": _sequential(lab, work, large),
+                "readahead": _read_ahead(lab, work, large // 4),
+                "cache": measure_cache(work / "zone"),
+            }
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    click.echo(json.dumps(result, indent=2) if as_json else _table(result))
+
+
+def _machine() -> dict[str, Any]:
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return {"cpu": model, "cores": os.cpu_count(), "kernel": platform.release()}
+
+
+def _median(measure: Callable[[], float], runs: int) -> dict[str, float]:
+    found = [measure() for _ in range(runs)]
+    return {"median": statistics.median(found), "min": min(found), "max": max(found)}
+
+
+def _index(work: Path, count: int, runs: int) -> dict[str, Any]:
+    _log.info("index of %d files", count)
+    root = new_folder()
+    for at in range(0, count, 100):
+        folder = new_folder()
+        assert root.kids is not None
+        assert folder.kids is not None
+        root.kids[b"d%06d" % at] = folder
+        for number in range(at, min(at + 100, count)):
+            name = ObjectName(hashlib.sha256(b"%d" % number).digest(), 4096 + number % 77777)
+            folder.kids[b"file_%07d_module.py" % number] = Node(
+                0o100644, size=name.size, mtime_ns=1_700_000_000_123_456_789, content=name
+            )
+    path = work / "index"
+
+    def build() -> float:
+        begun_s = time.perf_counter()
+        with path.open("wb") as file:
+            for piece in build_index(root):
+                file.write(piece)
+        return time.perf_counter() - begun_s
+
+    def mount() -> float:
+        lower, data, target = (work / name for name in ("e", "d", "m"))
+        for folder in (lower, data, target):
+            folder.mkdir(exist_ok=True)
+        begun_s = time.perf_counter()
+        mount_index(path, lower)
+        mount_overlay_on([lower], target, data=[data])
+        took_s = time.perf_counter() - begun_s
+        unmount_if_mounted(target)
+        unmount_if_mounted(lower)
+        return took_s * 1000
+
+    built, mounted = _median(build, runs), _median(mount, max(runs, 5))
+    return {
+        "files": count, "build_s": built["median"], "bytes": path.stat().st_size,
+        "mount_ms": mounted["median"], "build_min_s": built["min"], "mount_max_ms": mounted["max"],
+    }  # fmt: skip
+
+
+def _imports(
+    lab: Lab, work: Path, packages: Path | None, module: str, runs: int, *, quick: bool
+) -> dict[str, Any]:
+    tree = work / "tree"
+    _copy_packages(packages, tree)
+    native = [_native(tree, module) for _ in range(max(runs, 3))]
+    native_cold = statistics.median(cold for cold, _, _ in native)
+    native_warm = statistics.median(warm for _, warm, _ in native)
+    result: dict[str, Any] = {
+        "module": module,
+        "native_cold_s": native_cold,
+        "native_warm_s": native_warm,
+        "native_cold_read_bytes": statistics.median(read for _, _, read in native),
+        "imports": [],
+    }
+    with running_origin(work / "far") as origin, lab.machine() as maker:
+        maker.add(tree, "image")
+        maker.publish(origin, "image")
+        for trace in (False, True):
+            if trace:
+                _record(maker, module)
+                maker.publish(origin, "image")
+            latencies = _LATENCIES_MS[::3] if quick else _LATENCIES_MS
+            for latency in (*latencies, *(_FAR_MS if trace and not quick else ())):
+                found = [_cold(lab, origin, module, latency) for _ in range(runs)]
+                entry = {
+                    "latency_ms": latency,
+                    "trace": trace,
+                    "cold_s": statistics.median(cold for cold, _ in found),
+                    "requests": found[-1][1]["requests"],
+                    "bytes": found[-1][1]["bytes"],
+                }
+                entry["ratio"] = entry["cold_s"] / native_cold
+                _log.info("%s", entry)
+                result["imports"].append(entry)
+        result["warm_s"], result["shared90_fetched_share"] = _warm_and_shared(
+            lab, origin, maker, tree, module
+        )
+    result["warm_ratio"] = result["warm_s"] / native_warm
+    return result
+
+
+def _copy_packages(packages: Path | None, tree: Path) -> None:
+    """Into a folder of their own: it is changed later."""
+    if packages is None:
+        packages = Path(sys.prefix) / f"lib/python3.{sys.version_info.minor}/site-packages"
+    _log.info("copying %s", packages)
+    shutil.copytree(packages, tree, symlinks=True)
+
+
+def _native(tree: Path, module: str) -> tuple[float, float, int]:
+    forget_pages(tree)
+    cold_s, read = timed_import(tree, module)
+    warm_s = min(timed_import(tree, module)[0] for _ in range(2))
+    return cold_s, warm_s, read
+
+
+def _cold(lab: Lab, origin: Origin, module: str, latency_ms: float) -> tuple[float, dict[str, Any]]:
+    """From nothing on the machine, the daemon running, to the end of the import."""
+    origin.behave()
+    with lab.machine(origin) as machine:
+        machine.mounts.lazy_layer(DEFAULT_TENANT).ensure()
+        origin.counters()
+        origin.behave(latency_ms=latency_ms)
+        begun_s = time.perf_counter()
+        machine.show("image")
+        timed_import(machine.target, module)
+        took_s = time.perf_counter() - begun_s
+        counted = origin.counters()
+        origin.behave()
+    return took_s, {"requests": sum(counted["requests"].values()), "bytes": counted["bytes"]}
+
+
+def _record(maker: LabMachine, module: str) -> None:
+    mounted = maker.show("image")
+    timed_import(maker.target, module)
+    maker.mounts.finish_recording(mounted)
+    maker.hide()
+
+
+def _warm_and_shared(
+    lab: Lab, origin: Origin, maker: LabMachine, tree: Path, module: str
+) -> tuple[float, float]:
+    """Seconds of a warm import; share of bytes that a second image of which 90 % are known cost."""
+    changed = 0
+    sizes = [(path, path.stat().st_size) for path in tree.rglob("*") if path.is_file()]
+    total = sum(size for _, size in sizes)
+    for path, size in sorted(sizes):
+        if changed >= total / 10:
+            break
+        if size > 4096 and not path.name.endswith(".so"):
+            with path.open("ab") as file:
+                file.write(b"\n")
+            changed += size
+    maker.add(tree, "second")
+    maker.publish(origin, "second")
+    with lab.machine(origin) as machine:
+        machine.show("image")
+        timed_import(machine.target, module)
+        warm_s = min(timed_import(machine.target, module)[0] for _ in range(3))
+        for name in ("image", "second"):
+            machine.hide()
+            origin.counters()
+            mounted = machine.show(name)
+            machine.mounts.fill(mounted)
+            _wait_filled(machine, mounted)
+        fetched = origin.counters()["bytes"]
+    return warm_s, fetched / total
+
+
+def _wait_filled(machine: LabMachine, mounted: Any) -> None:
+    deadline_s = time.monotonic() + 600
+    time.sleep(0.2)
+    while machine.mounts.progress(mounted).left > 0 and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+
+
+def _sequential(lab: Lab, work: Path, mib: int) -> dict[str, Any]:
+    _log.info("sequential reads of %d MiB", mib)
+    source = work / "large"
+    source.mkdir(exist_ok=True)
+    path = source / "file"
+    with path.open("wb") as file:
+        for number in range(mib):
+            file.write(hashlib.shake_128(b"%d" % number).digest(_PIECE_BYTES))
+    with lab.machine() as machine:
+        image = machine.add(source, "large")
+        machine.objects.syncer.flush()
+        rates: dict[str, Any] = {"bytes": mib << 20}
+        for key in ("first_touch_gb_s", "first_touch_verified_gb_s"):
+            if key == "first_touch_verified_gb_s":  # nothing is proven: everything is hashed first
+                machine.mounts.lazy_layer(DEFAULT_TENANT).unmount()
+                local = machine.objects.tenant(DEFAULT_TENANT)
+                for name, _, _ in list(machine.objects.ledger.names(DEFAULT_TENANT)):
+                    (local.objects / name).chmod(0o440)
+            machine.show("large")
+            rates[key] = _rate(machine.target / "file")
+            cached = max(_rate(machine.target / "file") for _ in range(2))
+            machine.hide()
+        native = max(_rate(path) for _ in range(2))
+        del image
+    rates["page_cache_gb_s"], rates["native_page_cache_gb_s"] = cached, native
+    rates["page_cache_ratio"] = cached / native
+    return rates
+
+
+def _rate(path: Path) -> float:
+    """GB/s of one reader."""
+    buffer = bytearray(_PIECE_BYTES)
+    size = 0
+    begun_s = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        while got := file.readinto(buffer):
+            size += got
+    return size / (time.perf_counter() - begun_s) / 1e9
+
+
+def _read_ahead(lab: Lab, work: Path, mib: int) -> list[dict[str, Any]]:
+    found = []
+    source = work / "large"
+    with (source / "file").open("r+b") as file:
+        file.truncate(max(mib, 80) << 20)
+    with running_origin(work / "far2") as origin:
+        with lab.machine() as maker:
+            maker.add(source, "image")
+            maker.publish(origin, "image")
+        for latency in (1, 20):
+            for kib in _READ_AHEAD_KIB:
+                origin.behave()
+                with lab.machine(origin) as machine:
+                    machine.show("image")
+                    set_read_ahead(machine.mounts.lazy_layer(DEFAULT_TENANT).path, kib)
+                    origin.behave(latency_ms=latency)
+                    rate = _rate(machine.target / "file")
+                found.append({"kib": kib, "latency_ms": latency, "gb_s": rate})
+                _log.info("%s", found[-1])
+    return found
+
+
+def _table(result: dict[str, Any]) -> str:
+    index, sequential = result["index"], result["sequential"]
+    lines = [
+        f"index of {index['files']} files: {index['build_s']:.2f} s, "
+        f"{index['bytes'] / 1e6:.1f} MB, mounted in {index['mount_ms']:.2f} ms",
+        f"import {result['module']}: native cold {result['native_cold_s']:.2f} s, "
+        f"warm {result['native_warm_s']:.2f} s; mounted warm x{result['warm_ratio']:.2f}",
+    ]
+    lines += [
+        f"  {entry['latency_ms']:>4} ms {'with' if entry['trace'] else 'without'} trace: "
+        f"{entry['cold_s']:.2f} s, x{entry['ratio']:.2f}, {entry['requests']} requests"
+        for entry in result["imports"]
+    ]
+    cache = result["cache"]
+    lines.append(
+        f"zone cache: {cache['gb_s']:.2f} GB/s to {cache['readers']} readers, 64 KiB objects "
+        f"p50 {cache['small_p50_ms']:.2f} ms, p99 {cache['small_p99_ms']:.2f} ms"
+    )
+    lines.append(
+        f"sequential: first touch {sequential['first_touch_gb_s']:.2f} GB/s, with verification "
+        f"{sequential['first_touch_verified_gb_s']:.2f}, page cache x"
+        f"{sequential['page_cache_ratio']:.2f} of native"
+    )
+    lines += [
+        f"  read-ahead {entry['kib']:>6} KiB at {entry['latency_ms']:>2} ms: "
+        f"{entry['gb_s']:.3f} GB/s"
+        for entry in result["readahead"]
+    ]
+    lines.append(f"a second image, 90 % shared, fetched {result['shared90_fetched_share']:.1%}")
+    return "\n".join(lines)

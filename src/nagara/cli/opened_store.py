@@ -1,0 +1,85 @@
+"""The store and the image mounts of this machine, as the sub-commands open them."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from nagara.base.errors import UsageError
+from nagara.cli.settings import Settings
+from nagara.image.mounting import ImageMounts
+from nagara.image.probing import probe
+from nagara.sandbox.keeper_client import KeeperClient
+from nagara.sandbox.kept_descriptors import KeptDescriptors
+from nagara.store.configured import open_folder, open_store, open_tier, read_settings
+from nagara.store.local import DEFAULT_TENANT, ObjectFolder
+from nagara.store.store import Store
+from nagara.store.tier import Tier
+
+tenant_option = click.option(
+    "--tenant", default=DEFAULT_TENANT, show_default=True, help="Whose objects and images."
+)
+
+
+def store_folder(settings: Settings) -> Path:
+    """Where the objects of this machine are."""
+    return settings.state / "store"
+
+
+@contextmanager
+def opened_folder(settings: Settings) -> Iterator[ObjectFolder]:
+    folder = open_folder(store_folder(settings))
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+@contextmanager
+def opened_store(settings: Settings, tenant: str) -> Iterator[Store]:
+    with opened_folder(settings) as folder:
+        store = open_store(folder, tenant)
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+def find_tier(settings: Settings, tenant: str, name: str) -> Tier:
+    """A configured tier by its name. Raises `UsageError` naming the known ones."""
+    tiers = read_settings(store_folder(settings)).tiers
+    names = [tier.get("name", tier["kind"]) for tier in tiers]
+    if name not in names:
+        known = ", ".join(names) or "none; they are set in STATE/store/settings.json"
+        raise UsageError(f"no tier named {name!r} (known: {known})")
+    return open_tier(tiers[names.index(name)], tenant)
+
+
+def daemon_command(store: Path, tenant: str, keeper: Path) -> tuple[str, ...]:
+    """What starts a file daemon; the mounter appends two more words."""
+    program = "nagara.cli.files_daemon"
+    return (sys.executable, "-m", program, str(store), tenant, str(keeper))
+
+
+@contextmanager
+def opened_mounts(settings: Settings) -> Iterator[ImageMounts]:
+    """The image mounts, with a keeper behind them."""
+    keeper = settings.state / "node/keeper.sock"
+    keeper.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    asyncio.run(KeeperClient(keeper).ensure())
+    with opened_folder(settings) as folder:
+        mounts = ImageMounts(
+            settings.state / "files",
+            folder,
+            lambda tenant: open_store(folder, tenant),
+            KeptDescriptors(keeper),
+            lambda tenant: daemon_command(folder.path, tenant, keeper),
+            method=probe(settings.state / "files").method(),
+        )
+        try:
+            yield mounts
+        finally:
+            mounts.close()

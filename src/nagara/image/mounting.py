@@ -1,0 +1,328 @@
+"""Mounting images for replicas: what lies below a writable layer, and who takes it down again.
+
+    FOLDER/index/TENANT/INDEX   an EROFS mount of an index, shared by all who need it
+    FOLDER/lazy/TENANT          the lazy data layer (see `lazy_layer`)
+    FOLDER/checked/TENANT/INDEX an index from outside that was read and found good
+    FOLDER/tree/TENANT/INDEX    where overlay lacks data-only layers: the whole image by FUSE
+    FOLDER/copy/TENANT/INDEX    where FUSE is missing too: the image as plain files
+
+A holder (a replica, a mount point) gets the layers and pins the image's objects; when the last
+holder of an index lets go, its mount is taken down. Pins are in the store's ledger, so that a new
+process knows them: `reconcile` drops those of holders that are gone.
+
+Blocking, needs root. Called from any thread.
+"""
+
+import contextlib
+import logging
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nagara.image.checkout import check_out
+from nagara.image.images import Image, check_index, fetch_metadata, load_tree
+from nagara.image.lazy_layer import (
+    DaemonError,
+    DescriptorKeeper,
+    Launch,
+    LazyLayer,
+    launch_detached,
+)
+from nagara.image.mount_api import mount_overlay_on
+from nagara.image.mounts import MountError, mount_erofs, mount_points, unmount_if_mounted
+from nagara.image.prefetch import Progress, boot_id
+from nagara.image.tracing import add_recording, wants_recording
+from nagara.store.ledger import Pin
+from nagara.store.local import ObjectFolder
+from nagara.store.names import parse_name
+from nagara.store.statistics import TierReport
+from nagara.store.store import Store
+
+_log = logging.getLogger(__name__)
+Method = Literal["overlay", "tree", "checkout"]  # see `probing`
+
+
+@dataclass(frozen=True, slots=True)
+class MountedImage:
+    """The layers of one image for one holder. Has the same questions as `HostImage`."""
+
+    image: Image
+    tenant: str
+    holder: str
+    layers: tuple[Path, ...]  # read-only, topmost first
+    data_layers: tuple[Path, ...]  # they only give bytes
+    is_lazy: bool
+
+    def prepare_upper(self, upper: Path) -> None:
+        """An image has nothing to hide."""
+
+    def bound_folders(self) -> tuple[Path, ...]:
+        """An image brings everything it needs."""
+        return ()
+
+    def fingerprint(self) -> str:
+        """Equal fingerprints, equal trees; part of a snapshot's key."""
+        return f"image:{self.image.fingerprint}"
+
+    def kept_files(self) -> tuple[Path, ...]:
+        """Files of this machine that must stay as they are while it is mounted."""
+        return self.layers
+
+
+class ImageMounts:
+    """The image mounts of one machine.
+
+    Args:
+        folder: for mount points and sockets; private to its owner.
+        objects: the object folder.
+        open_store: a tenant's store over it.
+        keeper: holds the descriptors of lazy layers.
+        command: the file daemon's command line for a tenant, without name and socket.
+        method: what `probing` found this machine can do.
+        supervise: replace a daemon that died at once; for processes that live long.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        objects: ObjectFolder,
+        open_store: Callable[[str], Store],
+        keeper: DescriptorKeeper,
+        command: Callable[[str], Sequence[str]],
+        *,
+        launch: Launch = launch_detached,
+        method: Method = "overlay",
+        supervise: bool = False,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder = folder
+        self._objects = objects
+        self._open_store = open_store
+        self._keeper = keeper
+        self._command = command
+        self._launch = launch
+        self._method = method
+        self._supervise = supervise
+        self._lock = threading.RLock()
+        self._lazy: dict[str, LazyLayer] = {}
+        self._stores: dict[str, Store] = {}
+
+    def store(self, tenant: str) -> Store:
+        """The tenant's store, opened once."""
+        with self._lock:
+            if tenant not in self._stores:
+                self._stores[tenant] = self._open_store(tenant)
+            return self._stores[tenant]
+
+    def lazy_layer(self, tenant: str) -> LazyLayer:
+        """The tenant's lazy data layer; `ensure` it before use."""
+        with self._lock:
+            if tenant not in self._lazy:
+                self._lazy[tenant] = LazyLayer(
+                    self._folder, tenant, self._keeper, self._command(tenant), launch=self._launch
+                )
+            return self._lazy[tenant]
+
+    def mount(
+        self, tenant: str, image: Image, holder: str, *, prefer_lazy: bool = False
+    ) -> MountedImage:
+        """The layers of an image for `holder`, which pins it until `release`.
+
+        Prefetching of what a start touches has begun when this returns; or, for the first starts
+        of an image, recording.
+
+        Args:
+            prefer_lazy: use the lazy layer even when everything is here.
+
+        Raises:
+            StoreError: the index cannot be had.
+            BadIndexError, ImageError: the index is not to be trusted.
+            MountError, DaemonError: this machine cannot mount it.
+        """
+        store = self.store(tenant)
+        ledger = self._objects.ledger
+        ledger.pin(Pin(holder, tenant, str(image.list)))
+        try:
+            is_local = not prefer_lazy and ledger.is_complete(tenant, str(image.list), boot_id())
+            fetch_metadata(store, image)
+            if self._method != "overlay":
+                return self._mount_otherwise(store, tenant, image, holder)
+            if not is_local:
+                self._serve_lazily(tenant, image, holder)
+            self._check(store, tenant, image)
+            layer = self._mount_index(store, tenant, image)
+        except BaseException:
+            self.release(holder)
+            raise
+        data = store.local.objects if is_local else self.lazy_layer(tenant).path
+        return MountedImage(image, tenant, holder, (layer,), (data,), not is_local)
+
+    def mount_at(
+        self,
+        mounted: MountedImage,
+        target: Path,
+        *,
+        upper: Path | None = None,
+        work: Path | None = None,
+        above: Sequence[MountedImage] = (),
+    ) -> None:
+        """The whole tree at `target`; read-only without `upper`.
+
+        Args:
+            above: layer images (frozen uppers) on top of it, the topmost first.
+        """
+        stack = (*above, mounted)
+        lower = [layer for each in stack for layer in each.layers]
+        data = dict.fromkeys(layer for each in stack for layer in each.data_layers)
+        mount_overlay_on(lower, target, data=tuple(data), upper=upper, work=work)
+
+    def release(self, holder: str) -> None:
+        """The holder needs its image no more: pins go, and mounts that nobody else needs."""
+        with self._lock:
+            mine = [pin for pin in self._objects.ledger.pins() if pin.holder == holder]
+            self._objects.ledger.unpin(holder)
+            for pin in mine:
+                self._drop_unneeded(pin.tenant)
+
+    def reconcile(self, alive: Collection[str]) -> None:
+        """Releases the holders that are gone; after a restart of this process."""
+        for holder in {pin.holder for pin in self._objects.ledger.pins()} - set(alive):
+            self.release(holder)
+
+    def finish_recording(self, mounted: MountedImage) -> Image:
+        """The start is over: what it touched becomes part of the image's trace."""
+        if not mounted.is_lazy or not wants_recording(mounted.image):
+            return mounted.image
+        answer = self.lazy_layer(mounted.tenant).ask({"op": "recorded", "name": mounted.holder})
+        touches = [(parse_name(text), int(chunk)) for text, chunk in answer["touches"]]
+        if not touches:
+            return mounted.image
+        return add_recording(self.store(mounted.tenant), mounted.image, touches)
+
+    def progress(self, mounted: MountedImage) -> Progress:
+        """How far prefetching is; zeros for the local layer."""
+        if not mounted.is_lazy:
+            return Progress()
+        found = self.lazy_layer(mounted.tenant).ask({"op": "progress", "name": mounted.holder})
+        return Progress(**found["progress"])
+
+    def tier_reports(self, tenant: str) -> list[TierReport]:
+        """What the tenant's daemon had from each tier, nearest first. Raises `DaemonError`."""
+        answer = self.lazy_layer(tenant).ask({"op": "stats"})
+        return [TierReport(**report) for report in answer["tiers"]]
+
+    def fill(self, mounted: MountedImage) -> None:
+        """Begins to fetch the rest of an image, so that its next mount is local."""
+        if mounted.is_lazy:
+            image = mounted.image
+            request = {"op": "fill", "name": mounted.holder}
+            request |= {"list": str(image.list), "index": str(image.index)}
+            self.lazy_layer(mounted.tenant).ask(request)
+
+    def close(self) -> None:
+        """Ends supervision and stores; mounts and daemons stay."""
+        for lazy in self._lazy.values():
+            lazy.leave()
+        for store in self._stores.values():
+            store.close()
+
+    def _serve_lazily(self, tenant: str, image: Image, holder: str) -> None:
+        lazy = self.lazy_layer(tenant)
+        lazy.ensure()
+        if self._supervise:
+            lazy.supervise()
+        if image.trace is not None:
+            self._try(lazy, {"op": "prefetch", "name": holder, "trace": str(image.trace)})
+        if wants_recording(image):
+            self._try(lazy, {"op": "record", "name": holder, "list": str(image.list)})
+
+    def _mount_otherwise(
+        self, store: Store, tenant: str, image: Image, holder: str
+    ) -> MountedImage:
+        """The fallbacks: one layer that has the contents too."""
+        self._check(store, tenant, image)
+        part = str(image.index)
+        if self._method == "tree":
+            layer = self._tree_layer(tenant, part)
+            layer.ensure()
+            return MountedImage(image, tenant, holder, (layer.path,), (), is_lazy=False)
+        target = self._folder / "copy" / tenant / part
+        with self._lock:
+            if not target.exists():
+                making = target.with_name(f".{part}.new")
+                shutil.rmtree(making, ignore_errors=True)
+                done = check_out(store, load_tree(store, image), making)
+                for line in done.left_out[:20]:
+                    _log.warning("left out: %s", line)
+                making.rename(target)
+        return MountedImage(image, tenant, holder, (target,), (), is_lazy=False)
+
+    def _tree_layer(self, tenant: str, index: str) -> LazyLayer:
+        command = self._command(tenant)
+        return LazyLayer(
+            self._folder, tenant, self._keeper, command, launch=self._launch, tree=index
+        )
+
+    def _try(self, lazy: LazyLayer, request: dict[str, str]) -> None:
+        """A start does without prefetch and recording if it must."""
+        try:
+            lazy.ask(request)
+        except DaemonError as error:
+            _log.warning("%s does not begin: %s", request["op"], error)
+
+    def _check(self, store: Store, tenant: str, image: Image) -> None:
+        mark = self._folder / "checked" / tenant / str(image.index)
+        if not mark.exists():
+            check_index(store, image)
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+
+    def _mount_index(self, store: Store, tenant: str, image: Image) -> Path:
+        target = self._folder / "index" / tenant / str(image.index)
+        with self._lock:
+            if not any(point.target == target for point in mount_points(target)):
+                target.mkdir(parents=True, exist_ok=True)
+                mount_index(store.local.path(image.index), target)
+        return target
+
+    def _drop_unneeded(self, tenant: str) -> None:
+        """Takes down the index mounts of a tenant whose images nobody pins."""
+        folder = self._folder / "index" / tenant
+        local = self._objects.tenant(tenant)
+        needed: set[str] = set()
+        for pin in self._objects.ledger.pins():
+            if pin.tenant == tenant:
+                needed |= local.listed(pin.list) or set()
+        for point in mount_points(folder):
+            if point.target.parent == folder and point.target.name not in needed:
+                unmount_if_mounted(point.target)
+                with contextlib.suppress(OSError):
+                    point.target.rmdir()
+        trees = self._folder / "tree" / tenant
+        for point in mount_points(trees):
+            if point.target.parent == trees and point.target.name not in needed:
+                self._tree_layer(tenant, point.target.name).unmount()
+                point.target.rmdir()
+        for copy in (self._folder / "copy" / tenant).glob("[!.]*"):
+            if copy.name not in needed:
+                shutil.rmtree(copy)
+
+
+def mount_index(index: Path, target: Path) -> None:
+    """Mounts an index: from the file itself (Linux 6.12), else through a loop device."""
+    try:
+        mount_erofs(index, target)
+    except MountError as error:
+        done = subprocess.run(
+            ["mount", "-t", "erofs", "-o", "loop,ro,nodev,nosuid", str(index), str(target)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise MountError(f"{error.what}; by loop: {done.stderr.strip()}") from error

@@ -1,0 +1,223 @@
+"""Fetching ahead of need: traces first, packs where there are some, then whole lists.
+
+Many at a time, under the store's one byte budget and the same single flights as readers: what a
+reader wants meanwhile is not fetched twice. Nothing here is needed for correctness; what fails is
+noted and left to the reader. One thread per job, and a pool; called from any thread.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nagara.base.errors import NagaraError
+from nagara.image.trace import Pack, Trace
+from nagara.store.errors import CorruptError, StoreError
+from nagara.store.names import CHUNK_BYTES, ObjectName
+from nagara.store.roots import read_list
+from nagara.store.store import Store
+from nagara.store.transfer import PIECE_BYTES
+
+_log = logging.getLogger(__name__)
+AT_ONCE = 32
+_PATIENCE_S = 300.0
+# A pack is worth its bytes when at least this share of it is missing here.
+_WORTH = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is. `left` counts objects; `error` is the first one."""
+
+    objects: int = 0
+    bytes: int = 0
+    left: int = 0
+    error: str | None = None
+
+
+class Prefetcher:
+    """The jobs of one daemon, by name. A new job of a name replaces the old one's progress."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._progress: dict[str, Progress] = {}
+
+    def start_trace(self, name: str, trace: Trace) -> None:
+        """Begins to fetch what a trace names, in its order."""
+        self._begin(name, lambda: self.fetch_trace(name, trace))
+
+    def start_fill(
+        self, name: str, list_name: ObjectName, first: Sequence[ObjectName] = ()
+    ) -> None:
+        """Begins to fetch everything a list names; then checks it for the local data layer.
+
+        Args:
+            first: the order to fetch in, as far as it matters (weights in the order of files).
+        """
+        self._begin(name, lambda: self.fill(name, list_name, first))
+
+    def progress(self, name: str) -> Progress:
+        """Of a job; all zeros for an unknown one."""
+        with self._lock:
+            return self._progress.get(name, Progress())
+
+    def fetch_trace(self, name: str, trace: Trace) -> None:
+        """Fetches what a trace names; returns when all was tried."""
+        store = self._store
+        missing = {each for each, _ in trace.objects if not store.local.has(each)}
+        with ThreadPoolExecutor(AT_ONCE, "prefetch") as pool:
+            packed: set[ObjectName] = set()
+            pieces: list[Callable[[], None]] = []
+            for pack in trace.packs:
+                wanted = {member for member, _ in pack.members} & missing
+                if sum(each.size for each in wanted) >= _WORTH * pack.name.size:
+                    packed |= wanted
+                    pieces += self._pack_work(name, pack, wanted)
+            self._add(name, left=len(missing))
+            first = [pool.submit(piece) for piece in pieces]
+            rest = [
+                pool.submit(self._one, name, each, chunks)
+                for each, chunks in trace.objects
+                if each in missing and each not in packed
+            ]
+            for job in (*first, *rest):
+                job.result()
+            # What a pack did not bring (it failed, or was cut) comes singly.
+            for job in [pool.submit(self._one, name, each, ()) for each in packed]:
+                job.result()
+
+    def fill(self, name: str, list_name: ObjectName, first: Sequence[ObjectName] = ()) -> None:
+        """Fetches a whole list, proves it, and records that it is complete for this boot."""
+        store = self._store
+        listed = dict.fromkeys([*read_list(store, list_name), list_name])
+        names = list(dict.fromkeys([*(each for each in first if each in listed), *listed]))
+        self._add(name, left=len(names))
+        with ThreadPoolExecutor(AT_ONCE, "fill") as pool:
+            list(pool.map(lambda each: self._one(name, each, ()), names))
+        if self.progress(name).error is None:
+            check_complete(store, list_name, names)
+
+    def _begin(self, name: str, work: Callable[[], None]) -> None:
+        with self._lock:
+            self._progress[name] = Progress()
+
+        def run() -> None:
+            try:
+                work()
+            except (NagaraError, OSError) as error:
+                _log.warning("prefetching for %s ended: %s", name, error)
+                self._add(name, error=str(error))
+
+        threading.Thread(target=run, name=f"prefetch {name}", daemon=True).start()
+
+    def _pack_work(self, job: str, pack: Pack, wanted: set[ObjectName]) -> list[Callable[[], None]]:
+        """Calls that each read one stretch of a pack and take the members out of it."""
+        work = []
+        stretch: list[tuple[ObjectName, int]] = []
+        for member, offset in pack.members:
+            if stretch and offset + member.size - stretch[0][1] > PIECE_BYTES:
+                work.append(self._stretch(job, pack, tuple(stretch)))
+                stretch = []
+            if member in wanted:
+                stretch.append((member, offset))
+        if stretch:
+            work.append(self._stretch(job, pack, tuple(stretch)))
+        return work
+
+    def _stretch(
+        self, job: str, pack: Pack, members: tuple[tuple[ObjectName, int], ...]
+    ) -> Callable[[], None]:
+        def read() -> None:
+            start = members[0][1]
+            end = members[-1][1] + members[-1][0].size
+            try:
+                data = memoryview(
+                    self._store.transfer.range(pack.name, start, end - start, _deadline())
+                )
+                for member, offset in members:
+                    self._keep(job, member, data[offset - start : offset - start + member.size])
+            except (StoreError, OSError) as error:
+                _log.info("a pack was of no use: %s", error)
+
+        return read
+
+    def _keep(self, job: str, member: ObjectName, content: memoryview) -> None:
+        store = self._store
+        if store.local.has(member):
+            return
+        if hashlib.sha256(content).digest() != member.digest:
+            raise CorruptError("a pack's member is wrong", where=str(member))
+        with store.local.temporary() as path:
+            Path(path).write_bytes(content)
+            store.add_hashed(path, member, None)
+        self._add(job, objects=1, size=member.size)
+
+    def _one(self, job: str, name: ObjectName, chunks: Iterable[int]) -> None:
+        """One object, or some chunks of it; `left` goes down whatever becomes of it."""
+        store = self._store
+        try:
+            if store.local.has(name):
+                return
+            if chunks:
+                reader = store.open(name, _deadline())
+                for chunk in chunks:
+                    start = chunk * CHUNK_BYTES
+                    if not reader.is_here(start, 1):
+                        reader.read_into(memoryview(bytearray(1)), start, _deadline())
+                        self._add(job, size=CHUNK_BYTES)
+            else:
+                store.ensure(name, _deadline())
+                self._add(job, size=name.size)
+            self._add(job, objects=1)
+        except (StoreError, OSError) as error:
+            self._add(job, error=str(error))
+        finally:
+            self._add(job, left=-1)
+
+    def _add(
+        self,
+        job: str,
+        *,
+        objects: int = 0,
+        size: int = 0,
+        left: int = 0,
+        error: str | None = None,
+    ) -> None:
+        with self._lock:
+            now = self._progress.get(job, Progress())
+            self._progress[job] = replace(
+                now,
+                objects=now.objects + objects,
+                bytes=now.bytes + size,
+                left=now.left + left,
+                error=now.error or error,
+            )
+
+
+def check_complete(store: Store, list_name: ObjectName, names: Iterable[ObjectName]) -> bool:
+    """Proves every object of a pinned list and records it, for the local data layer.
+
+    True when all of them are here as whole files and right.
+    """
+    local = store.local
+    for name in names:
+        if (reader := store.open_here(name)) is None:
+            return False
+        reader.close()
+    local.folder.syncer.flush()
+    local.folder.ledger.set_complete(local.tenant, str(list_name), boot_id())
+    return True
+
+
+def boot_id() -> str:
+    """Changes with each start of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _deadline() -> float:
+    return time.monotonic() + _PATIENCE_S

@@ -1,0 +1,133 @@
+"""Access traces: what the first starts of an image touched, in order. Pure.
+
+    {"version": 1, "objects": [[NAME, [CHUNK, ...]], ...], "packs": [PACK, ...]}
+    PACK = {"object": NAME, "members": [[NAME, OFFSET], ...]}
+
+A pack is an object that consists of small objects in the order of the trace: a start from far
+away is then a few large reads. A trace comes from outside: it is only ever a hint about what to
+fetch, every byte of it is proven by the members' own names, and what is malformed is refused.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nagara.image.errors import BadTraceError
+from nagara.image.recorder import Touch
+from nagara.store.errors import BadNameError
+from nagara.store.names import WHOLE_LIMIT_BYTES, ObjectName, parse_name
+
+VERSION = 1
+TRACE_LIMIT_BYTES = 256 << 20
+# Larger ones gain nothing from a pack: their own reads are long enough.
+MEMBER_LIMIT_BYTES = 1 << 20
+PACK_BYTES = 16 << 20
+_COUNT_LIMIT = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A pack and where its members begin in it."""
+
+    name: ObjectName
+    members: tuple[tuple[ObjectName, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What to fetch, in order; `chunks` of a small object is empty."""
+
+    objects: tuple[tuple[ObjectName, tuple[int, ...]], ...]
+    packs: tuple[Pack, ...] = ()
+
+
+def from_touches(touches: Iterable[Touch]) -> Trace:
+    """A trace of one recording: objects by their first touch, chunks by theirs."""
+    found: dict[ObjectName, dict[int, None]] = {}
+    for name, chunk in touches:
+        chunks = found.setdefault(name, {})
+        if name.is_chunked:
+            chunks.setdefault(chunk)
+    return Trace(tuple((name, tuple(chunks)) for name, chunks in found.items()))
+
+
+def merge(older: Trace, newer: Trace) -> Trace:
+    """Everything of both, the newer one's order first. Packs are made anew afterwards."""
+    merged: dict[ObjectName, dict[int, None]] = {}
+    for name, chunks in (*newer.objects, *older.objects):
+        known = merged.setdefault(name, {})
+        for chunk in chunks:
+            known.setdefault(chunk)
+    return Trace(tuple((name, tuple(chunks)) for name, chunks in merged.items()))
+
+
+def plan_packs(trace: Trace) -> list[list[ObjectName]]:
+    """Which objects go together into packs, in the order of the trace."""
+    packs: list[list[ObjectName]] = [[]]
+    used = 0
+    for name, _ in trace.objects:
+        if name.size > MEMBER_LIMIT_BYTES:
+            continue
+        if used + name.size > PACK_BYTES and packs[-1]:
+            packs.append([])
+            used = 0
+        packs[-1].append(name)
+        used += name.size
+    return [pack for pack in packs if len(pack) > 1]
+
+
+def write_trace(trace: Trace) -> bytes:
+    """The stored form."""
+    document = {
+        "version": VERSION,
+        "objects": [[str(name), list(chunks)] for name, chunks in trace.objects],
+        "packs": [
+            {"object": str(pack.name), "members": [[str(n), at] for n, at in pack.members]}
+            for pack in trace.packs
+        ],
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def read_trace(raw: bytes) -> Trace:
+    """The inverse of `write_trace`. Raises `BadTraceError` for anything else."""
+    if len(raw) > TRACE_LIMIT_BYTES:
+        raise BadTraceError("is too large for a trace")
+    try:
+        document = json.loads(raw)
+        if document["version"] != VERSION:
+            raise BadTraceError(f"has version {document['version']!r}")
+        objects = tuple(_object(entry) for entry in document["objects"])
+        packs = tuple(_pack(entry) for entry in document["packs"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadNameError) as error:
+        raise BadTraceError(f"is no trace: {type(error).__name__}: {error}"[:200]) from error
+    if len(objects) > _COUNT_LIMIT:
+        raise BadTraceError("names too many objects")
+    return Trace(objects, packs)
+
+
+def _object(entry: Sequence[Any]) -> tuple[ObjectName, tuple[int, ...]]:
+    text, chunks = entry
+    name = parse_name(text)
+    count = name.chunk_count if name.is_chunked else 0
+    if not all(type(chunk) is int and 0 <= chunk < count for chunk in chunks):
+        raise BadTraceError("names chunks that the object does not have")
+    return name, tuple(chunks)
+
+
+def _pack(entry: dict[str, Any]) -> Pack:
+    name = parse_name(entry["object"])
+    if name.size > WHOLE_LIMIT_BYTES:
+        raise BadTraceError("a pack is too large")
+    members = []
+    end = 0
+    for text, offset in entry["members"]:
+        member = parse_name(text)
+        if type(offset) is not int or offset < end or offset + member.size > name.size:
+            raise BadTraceError("a pack's member lies outside of it")
+        if member.size > MEMBER_LIMIT_BYTES:
+            raise BadTraceError("a pack's member is too large")
+        end = offset + member.size
+        members.append((member, offset))
+    return Pack(name, tuple(members))

@@ -1,0 +1,66 @@
+"""Making an image's trace from what its starts touched, and keeping it beside the image.
+
+Blocking; called from any thread, for one image at a time.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+
+from nagara.base.errors import NagaraError
+from nagara.image.errors import BadTraceError
+from nagara.image.images import Image
+from nagara.image.recorder import Touch
+from nagara.image.trace import (
+    Pack,
+    Trace,
+    from_touches,
+    merge,
+    plan_packs,
+    read_trace,
+    write_trace,
+)
+from nagara.store.names import ObjectName
+from nagara.store.roots import put_list, write_root
+from nagara.store.store import Store
+
+_log = logging.getLogger(__name__)
+STARTS_RECORDED = 3
+
+
+def wants_recording(image: Image) -> bool:
+    """The first starts of an image are recorded; later ones bring little that is new."""
+    return image.starts < STARTS_RECORDED
+
+
+def add_recording(store: Store, image: Image, touches: Iterable[Touch]) -> Image:
+    """Merges a recording into the image's trace, packs it, and writes the image's root anew.
+
+    Everything touched has to be in the local folder, as it is right after a start.
+    Returns the image with its new trace.
+    """
+    trace = from_touches(touches)
+    if image.trace is not None:
+        try:
+            trace = merge(read_trace(store.read(image.trace)), trace)
+        except (BadTraceError, NagaraError) as error:
+            _log.warning("the old trace of %s is not used: %s", image.name, error)
+    packs = tuple(_pack(store, members) for members in plan_packs(trace))
+    stored = store.put_bytes(write_trace(Trace(trace.objects, packs)))
+    kept = put_list(store, [stored, *(pack.name for pack in packs)])
+    traced = replace(image, trace=stored, trace_list=kept, starts=image.starts + 1)
+    write_root(store.local, traced.to_root())
+    return traced
+
+
+def _pack(store: Store, members: list[ObjectName]) -> Pack:
+    placed = []
+    offset = 0
+    with store.local.temporary() as path:
+        with path.open("wb") as file:
+            for member in members:
+                file.write(store.read(member))
+                placed.append((member, offset))
+                offset += member.size
+        name = store.put_temporary(path)
+    return Pack(name, tuple(placed))

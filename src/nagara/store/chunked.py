@@ -1,0 +1,125 @@
+"""A large object while it is being assembled from chunks, in any order, by several processes.
+
+The sparse file `partial/NAME` has the final size from the start. A chunk is *here* for this
+process when this process has seen its hash fit; chunks that another process (or an earlier one)
+wrote are recognised by hashing them, so nothing but the file itself has to be kept. When all are
+here the file is renamed and is an object.
+
+Called from any thread.
+"""
+
+import contextlib
+import hashlib
+import os
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from nagara.store.errors import BadNameError, FullError
+from nagara.store.flights import Flights, range_claimed
+from nagara.store.hashing import next_data
+from nagara.store.local import LocalTier, full_disk_named
+from nagara.store.names import CHUNK_BYTES, ChunkList, ObjectName, parse_chunk_list
+from nagara.store.sink import FileSink
+from nagara.store.transfer import Transfer
+
+
+class Assembly:
+    """One large object in the making."""
+
+    def __init__(
+        self, local: LocalTier, transfer: Transfer, name: ObjectName, chunks: ChunkList
+    ) -> None:
+        self.name = name
+        self._local = local
+        self._transfer = transfer
+        self._chunks = chunks
+        self._flights = Flights()
+        self._has = bytearray(chunks.is_hole(i) for i in range(name.chunk_count))
+        self._path = local.partial / str(name)
+        self.is_object = False  # the file became the object
+        space = sum(chunks.length(i) for i, has in enumerate(self._has) if not has)
+        local.folder.make_room(space)
+        local.folder.ledger.add(local.tenant, str(name), space)
+        with full_disk_named(self._path):
+            self.descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.ftruncate(self.descriptor, name.size)
+            local.write_list(name, chunks.to_bytes())
+
+        # Readers may outlive the store's own reference: the last one closes the file.
+        self._closer = weakref.finalize(self, os.close, self.descriptor)
+
+    def close(self) -> None:
+        """Closes the file; nobody may read from it any more."""
+        self._closer()
+
+    def has(self, start: int, length: int) -> bool:
+        """Those bytes can be read without waiting for a network."""
+        return all(self._has[i] for i in _covering(start, length))
+
+    def need(self, start: int, length: int, deadline_s: float) -> None:
+        """Returns when those bytes are here and verified."""
+        for index in _covering(start, length):
+            if not self._has[index]:
+                self._flights.run(index, lambda i=index: self._get(i, deadline_s), deadline_s)  # type: ignore[misc]
+
+    def complete(
+        self, executor: Executor, deadline_s: float, arrived: Callable[[int], None] | None = None
+    ) -> None:
+        """Gets the missing chunks, in order, and makes the file an object."""
+        missing = [index for index, has in enumerate(self._has) if not has]
+
+        def one(index: int) -> None:
+            self.need(index * CHUNK_BYTES, 1, deadline_s)
+            if arrived is not None:
+                arrived(self._chunks.length(index))
+
+        for _ in executor.map(one, missing):
+            pass
+        if not self.is_object:
+            self._flights.run("publish", self._publish, deadline_s)
+
+    def _get(self, index: int, deadline_s: float) -> None:
+        start, length = index * CHUNK_BYTES, self._chunks.length(index)
+        with range_claimed(self.descriptor, start, length, deadline_s):
+            if not self._is_right(index):
+                with full_disk_named(self._path):
+                    sink = FileSink(self.descriptor)
+                    self._transfer.chunk(self.name, self._chunks, index, sink, deadline_s)
+        self._has[index] = True
+        if all(self._has) and not self.is_object:
+            self._flights.run("publish", self._publish, deadline_s)
+
+    def _is_right(self, index: int) -> bool:
+        start, length = index * CHUNK_BYTES, self._chunks.length(index)
+        if next_data(self.descriptor, start, self.name.size) >= start + length:
+            return False
+        data = os.pread(self.descriptor, length, start)
+        return hashlib.sha256(data).digest() == self._chunks.hashes[index]
+
+    def _publish(self) -> None:
+        if self.is_object:
+            return
+        try:
+            self._local.adopt(self._path, self.name, self._chunks.to_bytes())
+        except FileNotFoundError:
+            # Another process finished it, or it was evicted under our hands: the descriptor
+            # goes on working, but the file is not ours to name.
+            if not self._local.has(self.name):
+                raise FullError(
+                    "it was evicted before it was complete", where=str(self.name)
+                ) from None
+        self.is_object = True
+
+
+def _covering(start: int, length: int) -> range:
+    return range(start // CHUNK_BYTES, -(-(start + length) // CHUNK_BYTES))
+
+
+def find_chunk_list(
+    local: LocalTier, transfer: Transfer, name: ObjectName, deadline_s: float
+) -> ChunkList:
+    """From the disk if it is there and right, else from the tiers."""
+    with contextlib.suppress(OSError, BadNameError):
+        return parse_chunk_list(local.list_path(name).read_bytes(), name)
+    return transfer.chunk_list(name, deadline_s)

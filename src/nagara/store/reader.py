@@ -1,0 +1,95 @@
+"""Reading one object at any place, wherever its bytes are at the moment. Called from any thread."""
+
+import os
+import weakref
+from typing import Protocol
+
+from nagara.store.chunked import Assembly
+from nagara.store.errors import FullError
+from nagara.store.passing import PassingBy
+
+
+class Reader(Protocol):
+    """An opened object. All bytes it gives were verified."""
+
+    def is_here(self, start: int, length: int) -> bool:
+        """A read of those bytes waits for no network."""
+        ...
+
+    def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:
+        """Fills the whole buffer from `start`, or raises a `StoreError`; never less."""
+        ...
+
+    def forget_cache(self, start: int, length: int) -> None:
+        """The kernel need not keep these bytes for us: somebody else caches them."""
+        ...
+
+    def is_outdated(self) -> bool:
+        """Opening it again may give a better one: the object was completed or found room."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FileReader:
+    """A whole object of the local folder. Eviction does not disturb it.
+
+    Owns the descriptor, and closes it when nobody has the reader any more: so a shared one is
+    never closed under a running read.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._closer = weakref.finalize(self, os.close, descriptor)
+
+    def is_outdated(self) -> bool:
+        return False
+
+    def is_here(self, start: int, length: int) -> bool:
+        return True
+
+    def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:
+        _fill(self.descriptor, buffer, start)
+
+    def forget_cache(self, start: int, length: int) -> None:
+        os.posix_fadvise(self.descriptor, start, length, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """At once; only for who is alone with it."""
+        self._closer()
+
+
+class AssemblyReader:
+    """A large object that is not complete. The assembly belongs to the store."""
+
+    def __init__(self, assembly: Assembly, passing: PassingBy) -> None:
+        self._assembly = assembly
+        self._passing = passing  # for the chunks that find no room
+
+    def is_here(self, start: int, length: int) -> bool:
+        return self._assembly.has(start, length)
+
+    def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:
+        try:
+            self._assembly.need(start, len(buffer), deadline_s)
+        except FullError:
+            self._passing.fill(self._assembly.name, buffer, start, deadline_s)
+        else:
+            _fill(self._assembly.descriptor, buffer, start)
+
+    def forget_cache(self, start: int, length: int) -> None:
+        os.posix_fadvise(self._assembly.descriptor, start, length, os.POSIX_FADV_DONTNEED)
+
+    def is_outdated(self) -> bool:
+        return self._assembly.is_object
+
+    def close(self) -> None:
+        """The store closes the assembly."""
+
+
+def _fill(descriptor: int, buffer: memoryview, start: int) -> None:
+    while buffer:
+        got = os.preadv(descriptor, [buffer], start)
+        if got == 0:
+            raise OSError(5, "the file ends early")
+        buffer, start = buffer[got:], start + got

@@ -1,0 +1,66 @@
+"""A tier in memory whose every answer a test decides: for races and faults."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from nagara.store.errors import AbsentError
+from nagara.store.statistics import TierStatistics
+from nagara.store.tier import Entry
+
+Interfere = Callable[[str, int, bytes], bytes]  # key, number of this request, right answer
+
+
+class ScriptedTier:
+    """Keys and contents in a dictionary.
+
+    Args:
+        interfere: sees each answer to `read` before it is given: may change it, wait, or raise.
+    """
+
+    def __init__(
+        self,
+        name: str = "scripted",
+        *,
+        interfere: Interfere | None = None,
+        can_write: bool = True,
+    ) -> None:
+        self.name = name
+        self.can_write = can_write
+        self.statistics = TierStatistics(name)
+        self.content: dict[str, bytes] = {}
+        self.reads: list[tuple[str, int, int]] = []
+        self.interfere = interfere
+
+    def read(self, key: str, start: int, length: int, deadline_s: float) -> bytes:
+        self.reads.append((key, start, length))
+        number = len(self.reads)
+        if key not in self.content:
+            self.statistics.miss(0.0)
+            raise AbsentError(f"{key} is not there", where=self.name)
+        data = self.content[key][start : start + length]
+        if self.interfere is not None:
+            data = self.interfere(key, number, data)
+        self.statistics.hit(len(data), 0.0)
+        return data
+
+    def read_all(self, key: str, limit_bytes: int, deadline_s: float) -> bytes:
+        return self.read(key, 0, limit_bytes, deadline_s)
+
+    def has(self, key: str, deadline_s: float) -> bool:
+        return key in self.content
+
+    def write(self, key: str, source: bytes | Path, deadline_s: float) -> None:
+        self.content[key] = source if isinstance(source, bytes) else source.read_bytes()
+        self.statistics.wrote(len(self.content[key]))
+
+    def entries(self, prefix: str, deadline_s: float) -> Iterator[Entry]:
+        for key in sorted(self.content):
+            if key.startswith(prefix + "/"):
+                yield Entry(key, len(self.content[key]), time.time())
+
+    def delete(self, key: str, deadline_s: float) -> None:
+        self.content.pop(key, None)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,293 @@
+import base64
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nagara.base.errors import UsageError
+from nagara.image.errors import BadArchiveError, ImageError, SourceError
+from nagara.image.images import load_tree
+from nagara.image.registry import Credentials, parse_reference
+from nagara.image.sources import RegistryAccess, import_image, parse_source
+from nagara.image.tree import walk
+from nagara.store.store import Store
+
+CONFIG = {"architecture": "amd64", "os": "linux", "config": {"Env": ["A=b"], "Cmd": ["run"]}}
+LAYER_KIND = "application/vnd.oci.image.layer.v1.tar+gzip"
+MANIFEST_KIND = "application/vnd.oci.image.manifest.v1+json"
+
+
+def tar_of(**files: bytes) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name.replace("__", "/"))
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return raw.getvalue()
+
+
+LAYERS = [tar_of(etc__os=b"below", gone=b"x"), tar_of(**{".wh.gone": b"", "etc__new": b"above"})]
+
+
+def digest(raw: bytes) -> str:
+    return "sha256:" + hashlib.sha256(raw).hexdigest()
+
+
+def blobs_of(layers: list[bytes]) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Digest → blob, and the manifest's descriptor."""
+    packed = [gzip.compress(raw, mtime=0) for raw in layers]
+    config = json.dumps(
+        {**CONFIG, "rootfs": {"type": "layers", "diff_ids": [digest(raw) for raw in layers]}}
+    ).encode()
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_KIND,
+            "config": {
+                "mediaType": "application/vnd.oci.image.config.v1+json",
+                "digest": digest(config), "size": len(config),
+            },
+            "layers": [
+                {"mediaType": LAYER_KIND, "digest": digest(raw), "size": len(raw)} for raw in packed
+            ],
+        }
+    ).encode()  # fmt: skip
+    blobs = {digest(raw): raw for raw in (*packed, config, manifest)}
+    described = {"mediaType": MANIFEST_KIND, "digest": digest(manifest), "size": len(manifest)}
+    return blobs, described
+
+
+def write_layout(folder: Path, layers: list[bytes] = LAYERS) -> Path:
+    blobs, manifest = blobs_of(layers)
+    (folder / "blobs/sha256").mkdir(parents=True)
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    manifest["annotations"] = {"org.opencontainers.image.ref.name": "v1"}
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
+    for name, raw in blobs.items():
+        (folder / "blobs" / name.replace(":", "/")).write_bytes(raw)
+    return folder
+
+
+def contents(store: Store, text: str, access: RegistryAccess | None = None) -> dict[str, Any]:
+    added, _ = import_image(store, text, "image", access)
+    assert dict(added.image.config or {}) == {"Env": ["A=b"], "Cmd": ["run"]}
+    tree = load_tree(store, added.image)
+    return {path.decode(): node.inline for path, node in walk(tree) if not node.is_folder}
+
+
+EXPECTED = {"etc/os": b"below", "etc/new": b"above"}
+
+
+def test_an_oci_layout(store: Store, tmp_path: Path) -> None:
+    layout = write_layout(tmp_path / "layout")
+    assert contents(store, f"oci:{layout}") == EXPECTED
+    assert contents(store, f"oci:{layout}:v1") == EXPECTED
+    with pytest.raises(BadArchiveError, match="named v2"):
+        import_image(store, f"oci:{layout}:v2", "image")
+
+
+def test_a_blob_that_is_not_what_its_digest_says_is_refused(store: Store, tmp_path: Path) -> None:
+    for number, victim in enumerate(sorted(blobs_of(LAYERS)[0])):
+        layout = write_layout(tmp_path / str(number))
+        path = layout / "blobs" / victim.replace(":", "/")
+        raw = bytearray(path.read_bytes())
+        raw[-3] ^= 1
+        path.write_bytes(raw)
+        with pytest.raises(ImageError):
+            import_image(store, f"oci:{layout}", "image")
+        path.unlink()
+        with pytest.raises(ImageError):
+            import_image(store, f"oci:{layout}", "image")
+
+
+def test_a_digest_is_no_path(store: Store, tmp_path: Path) -> None:
+    layout = write_layout(tmp_path / "layout")
+    index = json.loads((layout / "index.json").read_text())
+    index["manifests"][0]["digest"] = "sha256:../../../etc/passwd"
+    (layout / "index.json").write_text(json.dumps(index))
+    with pytest.raises(BadArchiveError):
+        import_image(store, f"oci:{layout}", "image")
+
+
+def test_a_docker_archive(store: Store, tmp_path: Path) -> None:
+    config = json.dumps(
+        {**CONFIG, "rootfs": {"diff_ids": [digest(raw) for raw in LAYERS]}}
+    ).encode()
+    manifest = [{"Config": "c.json", "RepoTags": ["app:1"], "Layers": ["0/layer.tar", "1.tar"]}]
+    files = {
+        "manifest.json": json.dumps(manifest).encode(), "c.json": config,
+        "0/layer.tar": LAYERS[0], "1.tar": LAYERS[1],
+    }  # fmt: skip
+    path = tmp_path / "a:b.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, raw in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(raw)
+            archive.addfile(info, io.BytesIO(raw))
+    assert contents(store, f"docker-archive:{path}") == EXPECTED
+    assert contents(store, f"docker-archive:{path}:app:1") == EXPECTED
+    with pytest.raises(BadArchiveError, match="app:2"):
+        import_image(store, f"docker-archive:{path}:app:2", "image")
+    path.write_bytes(path.read_bytes()[:4000])
+    with pytest.raises(ImageError):
+        import_image(store, f"docker-archive:{path}", "image")
+
+
+@pytest.fixture(params=["open", "login"])
+def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    """A real registry, without and with a login; yields its host and what a client needs."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("needs docker-registry (apt-get install docker-registry)")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    auth = ""
+    if request.param == "login":
+        # Of `user` and `secret`, made with bcrypt.
+        line = "user:$2y$05$/OK.fbVrR/bpIqNJ5ianF.CE5elHaaO4EbggVDjb8P19RukzXSM3e"
+        htpasswd = (
+            subprocess.run(
+                ["htpasswd", "-Bbn", "user", "secret"], capture_output=True, text=True
+            ).stdout
+            if shutil.which("htpasswd")
+            else line
+        )
+        (tmp_path / "htpasswd").write_text(htpasswd)
+        auth = f"auth:\n  htpasswd:\n    realm: r\n    path: {tmp_path}/htpasswd\n"
+    (tmp_path / "config.yml").write_text(
+        f"version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n"
+        f"    rootdirectory: {tmp_path}/registry\nhttp:\n  addr: 127.0.0.1:{port}\n{auth}"
+    )
+    process = subprocess.Popen(
+        [program, "serve", str(tmp_path / "config.yml")],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=1).close()
+                break
+            except urllib.error.HTTPError as answered:
+                answered.close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield f"127.0.0.1:{port}", request.param
+    finally:
+        process.kill()
+        process.wait()
+
+
+def publish(host: str, user: str | None) -> None:
+    """Pushes the sample with nothing but HTTP."""
+    headers = {}
+    if user:
+        headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
+    blobs, manifest = blobs_of(LAYERS)
+    base = f"http://{host}/v2/team/app"
+    for name, raw in blobs.items():
+        if name == manifest["digest"]:
+            continue
+        request = urllib.request.Request(f"{base}/blobs/uploads/", b"", headers, method="POST")
+        with urllib.request.urlopen(request) as begun:
+            place = begun.headers["Location"]
+        place += ("&" if "?" in place else "?") + f"digest={name}"
+        request = urllib.request.Request(
+            place, raw, {**headers, "Content-Type": "application/octet-stream"}, method="PUT"
+        )
+        urllib.request.urlopen(request).close()
+    request = urllib.request.Request(
+        f"{base}/manifests/v1", blobs[manifest["digest"]],
+        {**headers, "Content-Type": MANIFEST_KIND}, method="PUT",
+    )  # fmt: skip
+    urllib.request.urlopen(request).close()
+
+
+def test_a_registry(store: Store, registry: tuple[str, str]) -> None:
+    host, kind = registry
+    is_login = kind == "login"
+    try:
+        publish(host, "user:secret" if is_login else None)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if is_login and error.code == 401:
+            pytest.skip("needs htpasswd (apt-get install apache2-utils)")
+        raise
+    access = RegistryAccess(credentials=Credentials("user", "secret") if is_login else None)
+    assert contents(store, f"registry:{host}/team/app:v1", access) == EXPECTED
+    mirrored = RegistryAccess(mirrors=(host,), credentials=access.credentials)
+    assert contents(store, "registry:127.0.0.1:9/team/app:v1", mirrored) == EXPECTED
+    with pytest.raises(SourceError):
+        import_image(store, f"registry:{host}/team/app:none", "image", access)
+    if is_login:
+        with pytest.raises(SourceError):
+            import_image(store, f"registry:{host}/team/app:v1", "image", RegistryAccess())
+
+
+def test_a_token_server_is_asked_and_blobs_may_be_elsewhere(store: Store, tmp_path: Path) -> None:
+    """A registry with bearer tokens, redirects and a connection that breaks once."""
+    script = Path(__file__).parent / "token_registry.py"
+    blobs, manifest = blobs_of(LAYERS)
+    for name, raw in blobs.items():
+        (tmp_path / name.replace(":", "-")).write_bytes(raw)
+    (tmp_path / "manifest").write_text(manifest["digest"].replace(":", "-"))
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        port = int(process.stdout.readline())
+        access = RegistryAccess(credentials=Credentials("user", "secret"))
+        assert contents(store, f"registry:127.0.0.1:{port}/team/app:v1", access) == EXPECTED
+        log = urllib.request.urlopen(f"http://127.0.0.1:{port}/log").read().decode().split("\n")
+        assert "leaked" not in log
+        assert "resumed" in log
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("text", ["", "x", "ftp:x", "dir:", "registry:app", "registry:H/UPPER"])
+def test_other_sources_are_refused(store: Store, text: str) -> None:
+    with pytest.raises(UsageError):
+        import_image(store, text, "image")
+
+
+def test_references() -> None:
+    reference = parse_reference("host.example:5000/a/b-c_d:v1.2@sha256:" + "a" * 64)
+    assert (reference.host, reference.repository) == ("host.example:5000", "a/b-c_d")
+    assert reference.wanted == "sha256:" + "a" * 64
+    assert parse_reference("[::1]:5/a").wanted == "latest"
+    assert parse_source("dir:a:b").place == "a:b"
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_a_virtual_environment_brings_its_interpreter(store: Store, tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    added, missing = import_image(store, f"venv:{venv}", "image")
+    assert missing == ()
+    found = {path for path, _ in walk(load_tree(store, added.image))}
+    wanted = os.fsencode(venv)[1:]
+    assert {wanted + b"/bin/python", wanted + b"/pyvenv.cfg", b"etc/passwd", b"tmp"} <= found
+    assert any(path.rpartition(b"/")[2].startswith(b"ld-linux") for path in found)
+    assert any(path.endswith(b"/libc.so.6") for path in found)
+    with pytest.raises(SourceError):
+        import_image(store, f"venv:{tmp_path}", "image")
