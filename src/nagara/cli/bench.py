@@ -26,6 +26,10 @@ BENCHMARKS: dict[str, _Entry] = {
         "nagara.cli.bench_rounds:rounds",
         "Folded to zero and called by several at once, many times; what is left afterwards.",
     ),
+    "files": _Entry(
+        "nagara.cli.bench_files:files",
+        "Images and the store: index, mounts, cold and warm imports, reading.",
+    ),
     "overlap": _Entry(
         "nagara.cli.bench_engine:overlap",
         "How busy the device is with and without a step in flight.",
