@@ -1,7 +1,10 @@
 """Servers that are not nagara's: deployed, captured and put back with the files they wrote."""
 
 import asyncio
+import os
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,7 +73,8 @@ exec node /srv/app/server.js
     ids=["nginx", "gunicorn", "node"],
 )
 async def test_a_server_is_put_back_with_its_files(shared, program, script):
-    if shutil.which(program) is None:
+    own = str(Path(sys.executable).parent)  # replicas find this environment's programs, too
+    if shutil.which(program, path=f"{own}:{os.environ['PATH']}") is None:
         pytest.skip(f"needs {program}")
     spec = shared.spec(
         app=program, command=("sh", "-ec", script), canary=Canary("/"), start_timeout_s=60.0
