@@ -1,5 +1,6 @@
 """Folders on a file system that can carry overlay's marks, and machines that mount images."""
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -15,6 +16,7 @@ from nagara.image.folder_import import import_folder
 from nagara.image.images import Added, add_image
 from nagara.image.mounting import ImageMounts, Method
 from nagara.image.mounts import mount_points, unmount_tree
+from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.kept_descriptors import KeptDescriptors
 from nagara.store.configured import open_folder, open_store
 from nagara.store.local import ObjectFolder
@@ -43,14 +45,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A keeper's socket."""
     path = tmp_path_factory.mktemp("keeper") / "keeper.sock"
-    process = subprocess.Popen([sys.executable, "-m", "nagara.sandbox.keeper", str(path)])
+    subprocess.run([sys.executable, "-m", "nagara.sandbox.keeper", str(path)], check=True)
     for _ in range(500):
         if path.exists():
             break
         time.sleep(0.01)
     yield path
-    process.kill()
-    process.wait()
+    asyncio.run(KeeperClient(path).shutdown())  # it is nobody's child
 
 
 class Machine:

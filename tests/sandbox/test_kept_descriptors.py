@@ -1,3 +1,4 @@
+import asyncio
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nagara.sandbox.keeper_client import KeeperError
+from nagara.sandbox.keeper_client import KeeperClient, KeeperError
 from nagara.sandbox.kept_descriptors import KeptDescriptors
 from nagara.sandbox.unix_socket import connect
 
@@ -15,14 +16,13 @@ from nagara.sandbox.unix_socket import connect
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "keeper.sock"
-    process = subprocess.Popen([sys.executable, "-m", "nagara.sandbox.keeper", str(path)])
+    subprocess.run([sys.executable, "-m", "nagara.sandbox.keeper", str(path)], check=True)
     for _ in range(500):
         if path.exists():
             break
         time.sleep(0.01)
     yield path
-    process.kill()
-    process.wait()
+    asyncio.run(KeeperClient(path).shutdown())  # it is nobody's child
 
 
 def test_a_descriptor_outlives_the_process_that_gave_it(keeper: Path, tmp_path: Path) -> None:
