@@ -9,6 +9,7 @@ from nagara import __version__
 from nagara.base.errors import NagaraError, UsageError
 from nagara.cli import main as root
 from nagara.cli.bench import BENCHMARKS
+from nagara.cli.lazy_group import Entry
 from nagara.cli.main import COMMANDS, main
 from nagara.cli.settings import Settings
 
@@ -30,7 +31,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
             raise NagaraError(failure)
 
     monkeypatch.setattr(root, "probe", command, raising=False)
-    monkeypatch.setitem(COMMANDS, "probe", root._Entry("nagara.cli.main:probe", "Probe."))
+    monkeypatch.setitem(COMMANDS, "probe", Entry("nagara.cli.main:probe", "Probe."))
     return seen
 
 

@@ -6,67 +6,45 @@ only place that catches `NagaraError`. Data goes to standard output, everything 
 error.
 """
 
-import importlib
 import logging
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from nagara.base.errors import NagaraError
+from nagara.cli.lazy_group import Entry, LazyGroup
 from nagara.cli.settings import Settings, read_settings, unwritable
 
-
-class _Entry(NamedTuple):
-    """One sub-command: where it is, and the line `nagara --help` shows without importing it."""
-
-    target: str  # "module:attribute"
-    help: str
-
-
-COMMANDS: dict[str, _Entry] = {
-    "demo": _Entry("nagara.cli.demo:demo", "Show a cold start, a snapshot and a restored start."),
-    "up": _Entry("nagara.cli.up:up", "Run the gateway and everything behind it on this machine."),
-    "agent": _Entry("nagara.cli.agent:agent", "Run this machine's node agent alone."),
-    "deploy": _Entry("nagara.cli.deploy:deploy", "Add or replace the apps of an app file."),
-    "apps": _Entry(
+COMMANDS: dict[str, Entry] = {
+    "demo": Entry("nagara.cli.demo:demo", "Show a cold start, a snapshot and a restored start."),
+    "up": Entry("nagara.cli.up:up", "Run the gateway and everything behind it on this machine."),
+    "agent": Entry("nagara.cli.agent:agent", "Run this machine's node agent alone."),
+    "deploy": Entry("nagara.cli.deploy:deploy", "Add or replace the apps of an app file."),
+    "apps": Entry(
         "nagara.cli.apps:apps", "List the apps, their number of replicas, what is wrong."
     ),
-    "logs": _Entry("nagara.cli.logs:logs", "Print what an app's replicas wrote."),
-    "trace": _Entry("nagara.cli.trace:trace", "Show where the time of a start went."),
-    "delete": _Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
-    "image": _Entry("nagara.cli.image:image", "Import, mount and compare images."),
-    "store": _Entry("nagara.cli.store:store", "Look after objects and the tiers behind them."),
-    "cache": _Entry("nagara.cli.cache:cache", "Serve objects to the other machines of a zone."),
-    "models": _Entry("nagara.cli.models:models", "Add, list and remove model folders."),
-    "engine": _Entry("nagara.cli.engine:engine", "Serve one model with nagara's own engine."),
-    "pool": _Entry("nagara.cli.pool:pool", "Show and steer the machines that are kept ready."),
-    "bench": _Entry("nagara.cli.bench:bench", "Measure; every figure of the README comes from it."),
-    "doctor": _Entry("nagara.cli.doctor:doctor", "Try out what this machine can do; list leaks."),
-    "setup": _Entry("nagara.cli.setup:setup", "Get the tools that containers and snapshots need."),
-    "version": _Entry("nagara.cli.version:version", "Print the version."),
+    "logs": Entry("nagara.cli.logs:logs", "Print what an app's replicas wrote."),
+    "trace": Entry("nagara.cli.trace:trace", "Show where the time of a start went."),
+    "delete": Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
+    "image": Entry("nagara.cli.image:image", "Import, mount and compare images."),
+    "store": Entry("nagara.cli.store:store", "Look after objects and the tiers behind them."),
+    "cache": Entry("nagara.cli.cache:cache", "Serve objects to the other machines of a zone."),
+    "models": Entry("nagara.cli.models:models", "Add, list and remove model folders."),
+    "engine": Entry("nagara.cli.engine:engine", "Serve one model with nagara's own engine."),
+    "pool": Entry("nagara.cli.pool:pool", "Show and steer the machines that are kept ready."),
+    "bench": Entry("nagara.cli.bench:bench", "Measure; every figure of the README comes from it."),
+    "doctor": Entry("nagara.cli.doctor:doctor", "Try out what this machine can do; list leaks."),
+    "setup": Entry("nagara.cli.setup:setup", "Get the tools that containers and snapshots need."),
+    "version": Entry("nagara.cli.version:version", "Print the version."),
 }
 
 
-class _Root(click.Group):
-    """A group whose sub-commands are imported on use."""
+class _Root(LazyGroup):
+    """The commands, and where their errors end."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        module, _, attribute = entry.target.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+    entries = COMMANDS
 
     def invoke(self, ctx: click.Context) -> Any:
         fault: NagaraError | None
