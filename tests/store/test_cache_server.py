@@ -1,3 +1,4 @@
+import contextlib
 import http.client
 import json
 import socket
@@ -71,11 +72,16 @@ def soon() -> float:
 
 def raw_answer(server: CacheServer, request: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
-        sock.sendall(request)
-        sock.shutdown(socket.SHUT_WR)
         answer = b""
-        while data := sock.recv(65536):
-            answer += data
+        # A server that has refused closes while we still write: then the end of our
+        # side, or of its answer, may arrive as a reset.
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(request)
+        with contextlib.suppress(OSError):  # ENOTCONN once the reset has been seen
+            sock.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            while data := sock.recv(65536):
+                answer += data
     return answer
 
 
@@ -209,11 +215,8 @@ def test_malformed_requests_are_answered_as_such(
 
 def test_a_head_without_end_is_cut(folder: ObjectFolder) -> None:
     with serving(folder) as server:
-        try:
-            answer = raw_answer(server, b"GET /healthz HTTP/1.1\r\nx: " + b"x" * 40000)
-        except ConnectionResetError:
-            answer = b""
-        assert answer == b""
+        assert raw_answer(server, b"GET /healthz HTTP/1.1\r\nx: " + b"x" * 40000) == b""
+        assert raw_answer(server, b"GET /healthz HTTP/1.1\r\n\r\n").split(b" ")[1] == b"200"
 
 
 @pytest.mark.parametrize(
