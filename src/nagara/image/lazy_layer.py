@@ -12,6 +12,7 @@ import errno
 import json
 import logging
 import os
+import select
 import socket
 import subprocess
 import threading
@@ -28,6 +29,7 @@ from nagara.image.mounts import MountError, mount_points
 _log = logging.getLogger(__name__)
 READ_AHEAD_KIB = 32768
 _START_S = 20.0
+_END_S = 5.0
 _ASK_S = 10.0
 _RESTART_PAUSE_S = 0.2
 # Held beside the descriptor once a daemon has begun to serve it: the next one takes over.
@@ -159,8 +161,13 @@ class LazyLayer:
     def unmount(self) -> None:
         """Takes the layer down. Who still reads through it gets ENOTCONN afterwards."""
         self.leave()
-        with contextlib.suppress(DaemonError):
-            self.ask({"op": "stop"})
+        with contextlib.suppress(DaemonError, OSError):
+            daemon = os.pidfd_open(self.ask({"op": "ping"})["pid"])
+            try:
+                self.ask({"op": "stop"})
+                select.select([daemon], [], [], _END_S)
+            finally:
+                os.close(daemon)
         self._take_down()
 
     def _mount(self) -> None:
