@@ -137,7 +137,7 @@ class ModelServer:
     async def _tokenize(self, request: web.Request) -> web.Response:
         asked = api.parse_tokenize(parse_body(await request.read()))
         if isinstance(asked, str):
-            tokens = self._tokens.encode(asked)
+            tokens = await asyncio.to_thread(self._tokens.encode, asked)
         else:
             tokens = self._tokens.chat_prompt(asked, None)
         return web.json_response(
