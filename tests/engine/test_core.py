@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nagara.engine.chunks import LEAST_ROWS
 from nagara.engine.errors import ContextLengthError, EngineError
 from nagara.engine.request import FinishReason, SamplingParams
 from nagara.engine.simulated import SimulatedModel, build_core, make_sequence, simulated_config
@@ -105,6 +106,38 @@ def test_long_chunked_prompts_beside_many_requests_equal_the_oracle(depth, devic
     run(core)
     for i, sequence in enumerate(sequences):
         assert sequence.outputs == alone(prompt_of(lengths[i], i), 40)
+
+
+def test_late_chunks_of_a_long_prompt_are_smaller_while_others_generate(depth):
+    """Work is rows and what they look at; each step's may not exceed that of the first chunk."""
+    weight, chunk = 1 / 64, 32
+    core = new_core(
+        depth, slots=4, blocks=400, context=1024, chunk_rows=chunk, context_weight=weight
+    )
+    first = make_sequence(0, prompt_of(4), params(90))
+    core.scheduler.add(first)
+    core.step()
+    long = make_sequence(1, prompt_of(240), params(2))
+    core.scheduler.add(long)
+    core.model.rows_seen.clear()
+    run(core)
+    chunks = [rows - 1 for rows in core.model.rows_seen if rows > LEAST_ROWS]
+    start = 0
+    for rows in chunks:
+        assert rows * (1 + weight * (start + rows / 2)) <= chunk or rows == LEAST_ROWS
+        start += rows
+    assert 220 < start <= 240
+    assert chunks == sorted(chunks, reverse=True)
+    assert chunks[0] >= 2 * chunks[-1]
+    assert first.outputs == alone(prompt_of(4), 90)
+    assert long.outputs == alone(prompt_of(240), 2)
+
+
+def test_a_prompt_that_nobody_waits_for_is_computed_in_whole_chunks(depth):
+    core = new_core(depth, blocks=400, context=1024, chunk_rows=32, context_weight=1 / 64)
+    core.scheduler.add(make_sequence(0, prompt_of(320), params(1)))
+    run(core)
+    assert core.model.rows_seen == [32] * 10
 
 
 @pytest.mark.parametrize("new", [1, 2, 3])

@@ -249,7 +249,7 @@ async def test_too_many_at_once_are_told_so_also_when_streaming(tiny):
         short = {"model": "tiny", "prompt": "the", "max_tokens": 1, "n": 2}
         async with http.post(f"{url}/v1/completions", json=short) as answer:
             assert answer.status == 200
-        assert server._running.stats().running == 0
+        assert server.engine.stats().running == 0
 
 
 async def test_a_server_whose_engine_has_failed_says_so(tiny, monkeypatch):
@@ -259,7 +259,7 @@ async def test_a_server_whose_engine_has_failed_says_so(tiny, monkeypatch):
         raise RuntimeError("the device is gone")
 
     async with serving(tiny) as (server, url), ClientSession() as http:
-        monkeypatch.setattr(server._running._model, "forward", fail)
+        monkeypatch.setattr(server.engine._model, "forward", fail)
         async with http.post(f"{url}/v1/completions", json=GOOD) as answer:
             assert answer.status == 500
         async with http.get(f"{url}/health") as answer:

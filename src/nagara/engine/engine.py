@@ -98,7 +98,9 @@ class Engine:
         self._model.make_cache(loaded.blocks, s.block_size)
         pool = BlockPool(loaded.blocks, s.block_size, is_caching=s.has_prefix_cache)
         most_rows = s.max_concurrency + s.chunk_rows
-        self._scheduler = Scheduler(pool, Limits(s.max_concurrency, most_rows, s.chunk_rows))
+        weight = self.config.context_weight
+        limits = Limits(s.max_concurrency, most_rows, s.chunk_rows, weight)
+        self._scheduler = Scheduler(pool, limits)
         capacity = Capacity(most_rows, s.max_concurrency, pool.blocks_for(self.context) + 1)
         runner = Runner(self._model, self._device, capacity, is_checking=s.is_checking)
         self._core = Core(self._scheduler, runner, s.depth, is_checking=s.is_checking)

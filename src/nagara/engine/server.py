@@ -36,6 +36,7 @@ from nagara.engine.tokenizer import Tokenizer
 log = logging.getLogger("nagara.engine")
 
 MAX_BODY_BYTES = 8 << 20
+LONG_TEXT = 4096  # characters; fewer are tokenized sooner than a thread is asked
 AWAKE_NOT_NEEDED = ("/wake", "/sleep", "/metrics")
 LAST_WORDS_S = 0.3  # how long open connections may take when the server ends
 
@@ -100,14 +101,14 @@ class ModelServer:
         # Many rows, then one row, then a longer context: each shape of work once.
         params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
         prompt = [0] * min(8, engine.context - params.max_tokens)
-        async for _ in self._running.stream(prompt, params):
+        async for _ in self.engine.stream(prompt, params):
             pass
         self._is_ready = True
         log.info("ready after %.2f s: %s", time.monotonic() - started, self._name)
 
     async def failed(self) -> EngineError | None:
         """Returns once the engine has ended, with the reason when nobody has ended it."""
-        return await asyncio.to_thread(self._running.join)
+        return await asyncio.to_thread(self.engine.join)
 
     def close(self) -> bool:
         """End the engine; False if its thread is still inside a step."""
@@ -127,10 +128,10 @@ class ModelServer:
         if not self._is_ready:
             body = api.error_body("the model is loading", "unavailable_error", None, "loading")
             return web.json_response(body, status=503, headers={"Retry-After": "1"})
-        if self._running.failure is not None:
-            body = api.error_body(self._running.failure.what, "server_error", None, "failed")
+        if self.engine.failure is not None:
+            body = api.error_body(self.engine.failure.what, "server_error", None, "failed")
             return web.json_response(body, status=503)
-        if self._running.is_asleep and request.path not in AWAKE_NOT_NEEDED:
+        if self.engine.is_asleep and request.path not in AWAKE_NOT_NEEDED:
             body = api.error_body("the engine is asleep", "unavailable_error", None, "asleep")
             return web.json_response(body, status=503, headers={"Retry-After": "1"})
         return await handler(request)
@@ -139,33 +140,33 @@ class ModelServer:
         return web.json_response({"status": "ready", "model": self._name})
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
-        text = self._metrics.text(self._running.stats())
+        text = self._metrics.text(self.engine.stats())
         return web.Response(text=text, content_type="text/plain")
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         asked = api.parse_tokenize(parse_body(await request.read()))
         if isinstance(asked, str):
-            tokens = self._tokens.encode(asked)
+            tokens = await self._encode(asked)
         else:
-            tokens = self._tokens.chat_prompt(asked, None)
+            tokens = await asyncio.to_thread(self._tokens.chat_prompt, asked, None)
         return web.json_response(
-            {"tokens": tokens, "count": len(tokens), "max_model_len": self._running.context}
+            {"tokens": tokens, "count": len(tokens), "max_model_len": self.engine.context}
         )
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         tokens = api.parse_detokenize(parse_body(await request.read()))
-        if not all(0 <= token < self._running.config.vocab for token in tokens):
+        if not all(0 <= token < self.engine.config.vocab for token in tokens):
             raise RequestError("a token id is out of range", where="tokens")
         return web.json_response({"prompt": self._tokens.decode(tokens, skip_special=False)})
 
     async def _sleep(self, request: web.Request) -> web.Response:
         check_token(request.headers.get("Authorization"))
-        await asyncio.to_thread(self._running.sleep)
+        await asyncio.to_thread(self.engine.sleep)
         return web.json_response({"status": "asleep"})
 
     async def _wake(self, request: web.Request) -> web.Response:
         check_token(request.headers.get("Authorization"))
-        await asyncio.to_thread(self._running.wake)
+        await asyncio.to_thread(self.engine.wake)
         return web.json_response({"status": "ready"})
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -181,26 +182,33 @@ class ModelServer:
             "object": "model",
             "created": self._created,
             "owned_by": "nagara",
-            "max_model_len": self._running.context,
+            "max_model_len": self.engine.context,
         }
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         parsed = api.parse_completion(parse_body(await request.read()))
         self._check_model(parsed.call.model)
-        tokenizer = self._tokens
-        prompts = [p if isinstance(p, list) else tokenizer.encode(p) for p in parsed.prompts]
+        prompts = [p if isinstance(p, list) else await self._encode(p) for p in parsed.prompts]
         return await self._answer(request, CompletionShape(self._name), parsed.call, prompts)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        parsed = api.parse_chat(parse_body(await request.read()), self._running.context)
+        parsed = api.parse_chat(parse_body(await request.read()), self.engine.context)
         self._check_model(parsed.call.model)
-        prompt = self._tokens.chat_prompt(parsed.messages, parsed.tools, **parsed.template_values)
+        prompt = await asyncio.to_thread(
+            self._tokens.chat_prompt, parsed.messages, parsed.tools, **parsed.template_values
+        )
         call = parsed.call
         if not parsed.has_max_tokens:
-            room = max(1, self._running.context - len(prompt))
+            room = max(1, self.engine.context - len(prompt))
             call = replace(call, params=replace(call.params, max_tokens=room))
         shape = ChatShape(self._name)
         return await self._answer(request, shape, call, [prompt], parsed.tools is not None)
+
+    async def _encode(self, text: str) -> list[int]:
+        """Long texts on a thread: neither this loop nor, as no GIL is held, the step loop waits."""
+        if len(text) < LONG_TEXT:
+            return self._tokens.encode(text)
+        return await asyncio.to_thread(self._tokens.encode, text)
 
     def _check_model(self, name: str | None) -> None:
         """A request that names no model means the one there is."""
@@ -210,13 +218,14 @@ class ModelServer:
             )
 
     @property
-    def _running(self) -> Engine:
+    def engine(self) -> Engine:
+        """The engine, once it is loaded."""
         assert self._engine is not None
         return self._engine
 
     @property
     def _tokens(self) -> Tokenizer:
-        return self._running.tokenizer
+        return self.engine.tokenizer
 
     # Answers
 
@@ -229,7 +238,7 @@ class ModelServer:
         has_tools: bool = False,
     ) -> web.StreamResponse:
         for prompt in prompts:
-            self._running.check(prompt, call.params)
+            self.engine.check(prompt, call.params)
         jobs = [
             (prompt, _choice_params(call.params, choice))
             for prompt in prompts
@@ -239,7 +248,7 @@ class ModelServer:
         # All are begun before anything is answered: what is refused is refused with its status
         with contextlib.ExitStack() as begun:
             streams = [
-                begun.enter_context(contextlib.closing(self._running.stream(p, params)))
+                begun.enter_context(contextlib.closing(self.engine.stream(p, params)))
                 for p, params in jobs
             ]
             if call.is_stream:
