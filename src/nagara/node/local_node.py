@@ -215,7 +215,7 @@ class LocalNode:
             await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
             await self._run(replica, spec, Waterfall(time.monotonic, replica.name))
             running = _running(replica)
-            answer = await snapshots.prepare(running, spec)
+            answer = await snapshots.prepare(replica.folder, running, spec)
             reach("capture.prepared")
             saved = await self._save(replica, running, spec, staging)
             await self._remove(replica)

@@ -14,6 +14,7 @@ from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
+from nagara.node.replica_hooks import before_snapshot
 from nagara.node.runtime import Running
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.sockets_open import open_connections
@@ -22,10 +23,8 @@ from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.prefetch import ReadAhead
-from nagara.snapshot.renewal import call_hook
 from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
 
-_HOOK_S = 120.0
 _QUIET_S = 10.0
 
 _log = logging.getLogger(__name__)
@@ -141,7 +140,7 @@ class NodeSnapshots:
             _log.warning("snapshot %s is in quarantine: %s", snapshot.name, error)
             await self._layers.unmount(snapshot.name)
 
-    async def prepare(self, running: Running, spec: ReplicaSpec) -> str:
+    async def prepare(self, folder: ReplicaFolder, running: Running, spec: ReplicaSpec) -> str:
         """Before a capture: the canary's answer, hooks, and no connection left open.
 
         Raises:
@@ -160,8 +159,7 @@ class NodeSnapshots:
                 where=spec.app,
                 hint="set snapshot.canary to a request with a fixed answer",
             )
-        hook = {"do": "before_snapshot"}
-        await asyncio.to_thread(call_hook, running.pid, hook, timeout_s=_HOOK_S)
+        await before_snapshot(self._runtime.runc, folder, running, spec)
         await self._until_quiet(running.pid)
         return answer
 

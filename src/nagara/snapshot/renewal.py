@@ -26,7 +26,8 @@ def call_hook(pid: int, request: Mapping[str, object], *, timeout_s: float) -> b
         return False
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = [pool.submit(_ask, path, request, timeout_s) for path in sockets]
-        return any([answer.result() for answer in asked])
+        have_hooks = [answer.result() for answer in asked]
+    return any(have_hooks)
 
 
 def _ask(path: Path, request: Mapping[str, object], timeout_s: float) -> bool:
