@@ -160,13 +160,13 @@ class NodeSnapshots:
                 hint="set snapshot.canary to a request with a fixed answer",
             )
         await before_snapshot(self._runtime.runc, folder, running, spec)
-        await self._until_quiet(running.pid)
+        await self._until_quiet(running.pid, spec.port)
         return answer
 
-    async def _until_quiet(self, pid: int) -> None:
+    async def _until_quiet(self, pid: int, port: int) -> None:
         """Waits a while for the server's side of our own connections to close."""
         deadline_s = time.monotonic() + _QUIET_S
-        while count := open_connections(pid):
+        while count := open_connections(pid, port):
             if time.monotonic() > deadline_s:
                 _log.warning("%d connections are open at capture and are not carried", count)
                 return
@@ -197,6 +197,8 @@ class NodeSnapshots:
             raise CaptureError(f"cannot be kept: {error}", where=spec.app) from error
         for old in replaced:
             await self._layers.unmount(old.name)
+        for note in saved.notes:
+            _log.warning("%s: saved without something: %s", spec.app, note)
         return CaptureReport(
             snapshot.name, memory_bytes=saved.memory_bytes, layer_bytes=saved.layer_bytes
         )
@@ -214,6 +216,7 @@ class NodeSnapshots:
             created_at_s=time.time(),
             memory_bytes=saved.memory_bytes,
             layer_bytes=saved.layer_bytes,
+            notes=saved.notes,
         )
         snapshot = self._catalog.publish(staging, spec.tenant, spec.app, record)
         replaced = self._catalog.drop_others_like(snapshot)
