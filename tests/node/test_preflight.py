@@ -249,3 +249,58 @@ answer += [lock.acquire(timeout=5), sorted(os.listdir("/dev/shm"))]
         assert (held, free) == (False, True)
         assert not any("link_remap" in name for name in names)
     await shared.stop(*(report.replica for report in reports))
+
+
+DATABASE = """
+import sqlite3
+database = sqlite3.connect("/srv/my.db", isolation_level=None, check_same_thread=False)
+database.execute("PRAGMA journal_mode = {mode}")
+database.execute("CREATE TABLE notes (text TEXT)")
+"""
+
+
+async def test_an_open_sqlite_database_whose_library_would_refuse_to_write(shared):
+    report = await shared.capture(shared.spec(env={"FIRST": DATABASE.format(mode="DELETE")}))
+    assert_named(shared, report, "database", "journal_mode = WAL")
+
+
+async def test_a_sqlite_transaction_whose_lock_would_be_lost(shared):
+    first = DATABASE.format(mode="WAL") + "database.execute('BEGIN IMMEDIATE')"
+    report = await shared.capture(shared.spec(env={"FIRST": first}))
+    assert_named(shared, report, "lock", "end transactions")
+
+
+async def test_a_sqlite_database_at_rest_is_saved_and_can_be_written(shared):
+    spec = shared.spec(app="database", env={"FIRST": DATABASE.format(mode="WAL")})
+    assert (await shared.capture(spec)).reason is None
+    report = await shared.start(spec)
+    assert (report.kind, report.fallback) == (StartKind.RESTORED, None)
+    code = """
+database.execute("INSERT INTO notes VALUES ('a note')")
+answer = database.execute("SELECT text FROM notes").fetchall()
+"""
+    assert await shared.tell(report.replica, code) == [["a note"]]
+    await shared.stop(report.replica)
+
+
+async def test_a_lock_on_a_file_that_is_not_mapped_is_kept_in_the_clone(shared):
+    first = """
+import fcntl, os
+held = open("/srv/held", "w"); fcntl.lockf(held, fcntl.LOCK_EX)
+"""
+    spec = shared.spec(app="posix-lock", env={"FIRST": first})
+    assert (await shared.capture(spec)).reason is None
+    report = await shared.start(spec)
+    code = """
+reading, writing = os.pipe()
+if os.fork() == 0:
+    try:
+        fcntl.lockf(os.open("/srv/held", os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(writing, b"free")
+    except OSError:
+        os.write(writing, b"held")
+    os._exit(0)
+answer = os.read(reading, 10).decode()
+"""
+    assert await shared.tell(report.replica, code) == "held"
+    await shared.stop(report.replica)

@@ -197,7 +197,8 @@ class LocalNode:
 
     async def capture(self, order: CaptureOrder) -> CaptureReport:
         if self._snapshots is None:
-            return CaptureReport(None, "this machine cannot save replicas")
+            lack = "; ".join(self._missing)
+            return CaptureReport(None, f"this machine cannot save replicas: {lack}")
         began_s = time.monotonic()
         replica = self._new(order)
         report = await self._made(replica, self._capture(replica, order.spec, self._snapshots))

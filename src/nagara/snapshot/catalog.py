@@ -84,7 +84,7 @@ class SnapshotRecord:
         marks = tuple(FileMark(**mark) for mark in plain.pop("host_files"))
         files = {name: (size, digest) for name, (size, digest) in plain.pop("files").items()}
         flags = frozenset(variant.pop("cpu_flags"))
-        notes = tuple(plain.pop("notes", ()))
+        notes = tuple(plain.pop("notes"))
         variants = Variant(flags, **variant)
         return cls(variant=variants, host_files=marks, files=files, notes=notes, **plain)
 
@@ -218,6 +218,10 @@ class Catalog:
             return len((folder / "bad").read_text().splitlines())
         except FileNotFoundError:
             return 0
+
+    def is_quarantined(self, folder: Path) -> bool:
+        """Whether a snapshot has failed too often to be tried again."""
+        return self.bad_count(folder) >= _BAD_LIMIT
 
     def count_bad(self, snapshot: Snapshot, reason: str) -> bool:
         """Notes a failure; True when the snapshot is now in quarantine."""

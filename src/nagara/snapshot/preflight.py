@@ -6,6 +6,7 @@ such as a deleted file, a lock, a pair of terminals or a connection inside the r
 mentioned.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ _TERMINALS, _MULTIPLEXER = range(136, 144), (5, 2)
 _SAVED_OBJECTS = frozenset(
     {"inotify", "[eventfd]", "[eventpoll]", "[signalfd]", "[timerfd]", "[fanotify]", "[pidfd]"}
 )
+_SQLITE, _ROLLBACK_JOURNAL = b"SQLite format 3\0", b"\x01"  # see sqlite.org/fileformat
 _OBJECT_ADVICE = {
     "[io_uring]": "make the server use epoll (libuv: UV_USE_IO_URING=0; others have a setting)",
     "[userfaultfd]": "switch off what pages memory itself",
@@ -30,7 +32,9 @@ class Descriptor:
     """An open or mapped file of a process, as /proc shows it.
 
     `device` is what a device file stands for, `filesystem` where the file lies, both as (major,
-    minor); `watches` are the file systems that an inotify watches.
+    minor); `watches` are the file systems that an inotify watches; `locks` the kinds (READ, WRITE)
+    of POSIX locks the process has on the file, `is_mapped` whether it maps it too; `head` are the
+    first bytes of a file open for writing.
     """
 
     target: str
@@ -39,6 +43,9 @@ class Descriptor:
     links: int = 1
     stored_bytes: int = 0
     watches: tuple[tuple[int, int], ...] = ()
+    locks: tuple[str, ...] = ()
+    is_mapped: bool = False
+    head: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,16 @@ def findings(facts: ReplicaFacts, *, ghost_limit_bytes: int) -> tuple[Finding, .
         ghost_limit_bytes: how much of a deleted file the tool carries.
     """
     found: dict[tuple[str, int], Finding] = {}
+    holders = Counter(
+        target
+        for process in facts.processes
+        for target in {descriptor.target for descriptor in process.descriptors}
+    )
     for process in facts.processes:
+        for descriptor in process.descriptors:
+            if descriptor.locks and descriptor.is_mapped:
+                finding = _lost_lock(process, descriptor, holders[descriptor.target])
+                found.setdefault((f"{finding.kind} {descriptor.target}", process.pid), finding)
         for finding in _of_process(process, facts, ghost_limit_bytes):
             found.setdefault((finding.kind, process.pid), finding)
     lost = [_lost_connection(connection) for connection in facts.connections]
@@ -143,6 +159,13 @@ def _of_descriptor(
         is_carried = facts.filesystems[descriptor.filesystem] == "tmpfs"
         if descriptor.links == 0 or not is_carried:
             yield from _of_deleted(who, descriptor, ghost_limit_bytes)
+    elif descriptor.head.startswith(_SQLITE) and descriptor.head[18:19] == _ROLLBACK_JOURNAL:
+        yield Finding(
+            "database",
+            f"{who} has the SQLite database {target} open, whose library refuses to write once "
+            "the file has another inode number, as it has in a clone",
+            "use it with PRAGMA journal_mode = WAL, or close it in a before_snapshot hook",
+        )
 
 
 def _of_object(who: str, descriptor: Descriptor, facts: ReplicaFacts) -> Iterator[Finding]:
@@ -196,6 +219,20 @@ def _of_deleted(who: str, descriptor: Descriptor, ghost_limit_bytes: int) -> Ite
             f"up to {ghost_limit_bytes // mib} MiB of a deleted file (a ghost) are carried",
             "close it in a before_snapshot hook, or do not delete it while it is in use",
         )
+
+
+def _lost_lock(process: Process, descriptor: Descriptor, holders: int) -> Finding:
+    """A process loses its POSIX locks on a file when it closes any descriptor of it, and the tool
+    opens and closes mapped files after it has taken the locks again."""
+    is_shared = holders > 1 or "WRITE" in descriptor.locks
+    return Finding(
+        "lock",
+        f"process {process.pid} ({process.name}) has a lock on {descriptor.target}, which it maps "
+        "as well; the lock does not come back",
+        "SQLite with WAL: end transactions before the snapshot, and let one process alone have the "
+        "database open; else close it in a before_snapshot hook",
+        prevents=is_shared,
+    )
 
 
 def _lost_connection(connection: Connection) -> Finding:

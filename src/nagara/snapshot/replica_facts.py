@@ -15,6 +15,10 @@ from nagara.snapshot.preflight import (
     ReplicaFacts,
 )
 
+# See proc(5): "lock:  1: POSIX  ADVISORY  WRITE 12 fe:00:345 0 EOF"
+_LOCK = re.compile(r"^lock:\s+\d+: POSIX\s+\w+\s+(\w+)", re.MULTILINE)
+_FLAGS = re.compile(r"^flags:\s+([0-7]+)", re.MULTILINE)
+_HEAD_BYTES = 20
 _WATCH = re.compile(r"^inotify .*\bsdev:([0-9a-f]+)", re.MULTILINE)
 _ESTABLISHED, _CLOSE_WAIT = "01", "08"
 _TCP_TABLES = ("tcp", "tcp6")
@@ -91,6 +95,7 @@ def _descriptors(pid: int) -> Iterator[Descriptor]:
         numbers = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - names only
     except OSError:
         return
+    mapped = _mapped_names(pid)
     for number in numbers:
         path = Path(f"/proc/{pid}/fd/{number}")
         try:
@@ -99,9 +104,15 @@ def _descriptors(pid: int) -> Iterator[Descriptor]:
             continue
         is_device = stat.S_ISCHR(state.st_mode) or stat.S_ISBLK(state.st_mode)
         watches: tuple[tuple[int, int], ...] = ()
+        locks: tuple[str, ...] = ()
+        head = b""
         if target == "anon_inode:inotify":
             info = _text(Path(f"/proc/{pid}/fdinfo/{number}"))
             watches = tuple({_kernel_device(int(found, 16)) for found in _WATCH.findall(info)})
+        elif stat.S_ISREG(state.st_mode):
+            info = _text(Path(f"/proc/{pid}/fdinfo/{number}"))
+            locks = tuple(_LOCK.findall(info))
+            head = _head(path) if _is_for_writing(info) else b""
         yield Descriptor(
             target,
             _device(state.st_rdev) if is_device else None,
@@ -109,7 +120,28 @@ def _descriptors(pid: int) -> Iterator[Descriptor]:
             state.st_nlink,
             state.st_blocks * _SECTOR_BYTES,
             watches,
+            locks,
+            is_mapped=bool(locks) and target in mapped,
+            head=head,
         )
+
+
+def _is_for_writing(info: str) -> bool:
+    flags = _FLAGS.search(info)
+    return flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_HEAD_BYTES)
+    except OSError:  # deleted, closed meanwhile, or not to be read
+        return b""
+
+
+def _mapped_names(pid: int) -> frozenset[str]:
+    lines = (line.split(maxsplit=5) for line in _text(Path(f"/proc/{pid}/maps")).splitlines())
+    return frozenset(fields[5] for fields in lines if len(fields) == 6)
 
 
 def _deleted_maps(pid: int) -> Iterator[Descriptor]:
