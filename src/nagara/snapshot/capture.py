@@ -6,6 +6,7 @@ that memory, layer and marks belong to the same moment.
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,13 @@ from nagara.sandbox.fault_points import reach
 from nagara.sandbox.rights import CAP_SYS_RESOURCE, has_capability, other_users
 from nagara.sandbox.runc import Runc
 from nagara.snapshot.catalog import FileMark, digests
+from nagara.snapshot.criu_images import ImageFormatError
 from nagara.snapshot.errors import CaptureError
 from nagara.snapshot.opened import OpenedFiles
 from nagara.snapshot.preflight import findings
 from nagara.snapshot.processes import host_files, processes_of
 from nagara.snapshot.replica_facts import read_replica_facts
+from nagara.snapshot.zero_pages import drop_zero_pages
 
 # What the checkpoint tool is told at capture and restore alike. No request touches a replica
 # that is being captured or restored, so the network need not be locked (a locked port drops the
@@ -34,6 +37,8 @@ CRIU_CONFIG = (
     f"network-lock skip\ntcp-close\nghost-limit {GHOST_LIMIT_BYTES}\nfile-locks\nlink-remap\n"
 )
 _SHOWN = 5  # findings in one message
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ def save(
         reach("capture.listed")
         runc.checkpoint(container, staging / "memory", work)
         reach("capture.memory")
+        _shorten(staging / "memory", container)
         layer_bytes = freeze(upper, staging / "layer.erofs")
         reach("capture.layer")
         files, layer_digest = digests(staging), listing_digest(upper)
@@ -104,6 +110,16 @@ def _checked(init_pid: int, container: str) -> tuple[str, ...]:
         what = "cannot be saved: " + "; ".join(map(str, fatal[:_SHOWN]))
         raise CaptureError(what, where=container, hint="; ".join(list(hints)[:_SHOWN]))
     return tuple(map(str, found))
+
+
+def _shorten(memory: Path, container: str) -> None:
+    """Leaves zero pages out; a snapshot that cannot be shortened is good as it is."""
+    try:
+        saved_bytes = drop_zero_pages(memory)
+    except ImageFormatError as error:
+        _log.warning("%s: the snapshot keeps its zero pages: %s", container, error)
+    else:
+        _log.info("%s: %d bytes of zero pages are not carried", container, saved_bytes)
 
 
 def _unsavable(init_pid: int) -> str | None:
