@@ -1,16 +1,16 @@
 """What a user deploys, as frozen values. Pure: no I/O, no clock.
 
 `App.definition` is the digest of everything that decides what a replica of the app *is*: image,
-models, command, port, readiness, device, environment, limits and canary. How many replicas there
-are and how long requests may wait is left out, so that changing `scale.max` or a time-out costs
-no snapshot.
+models, command, port, readiness, device, environment, limits, canary and snapshot hooks. How many
+replicas there are and how long requests may wait is left out, so that changing `scale.max` or a
+time-out costs no snapshot.
 """
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from nagara.contract.replica import Canary, Limits, ModelMount, ReplicaSpec
+from nagara.contract.replica import Canary, Limits, ModelMount, ReplicaSpec, SnapshotHooks
 
 DEFAULT_TENANT = "default"
 
@@ -52,6 +52,7 @@ class App:
     scale: Scale = Scale()
     timeouts: Timeouts = Timeouts()
     snapshot: bool = True
+    hooks: SnapshotHooks = field(default_factory=SnapshotHooks)
     served_model: str | None = None  # the name its OpenAI server knows its model by
 
     @property
@@ -73,6 +74,7 @@ class App:
             "env": sorted(self.env),
             "limits": [self.limits.cpu, self.limits.memory_bytes],
             "canary": [self.canary.path, self.canary.body, self.canary.is_openai],
+            "hooks": asdict(self.hooks),
         }
 
     def spec(self, mounts: tuple[ModelMount, ...]) -> ReplicaSpec:
@@ -91,6 +93,7 @@ class App:
             limits=self.limits,
             start_timeout_s=self.timeouts.start_s,
             snapshot=self.snapshot,
+            hooks=self.hooks,
         )
 
     @property

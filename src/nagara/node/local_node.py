@@ -197,7 +197,8 @@ class LocalNode:
 
     async def capture(self, order: CaptureOrder) -> CaptureReport:
         if self._snapshots is None:
-            return CaptureReport(None, "this machine cannot save replicas")
+            lack = "; ".join(self._missing)
+            return CaptureReport(None, f"this machine cannot save replicas: {lack}")
         began_s = time.monotonic()
         replica = self._new(order)
         report = await self._made(replica, self._capture(replica, order.spec, self._snapshots))
@@ -215,7 +216,7 @@ class LocalNode:
             await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
             await self._run(replica, spec, Waterfall(time.monotonic, replica.name))
             running = _running(replica)
-            answer = await snapshots.prepare(running, spec)
+            answer = await snapshots.prepare(replica.folder, running, spec)
             reach("capture.prepared")
             saved = await self._save(replica, running, spec, staging)
             await self._remove(replica)
