@@ -100,7 +100,7 @@ def mounts_of(yard: Any) -> ImageMounts:
 
 async def settled(yard: Any) -> None:
     """What a start leaves for later is done."""
-    await asyncio.gather(*yard.node._leisure)
+    await yard.node._leisure.ended()
 
 
 async def test_a_replica_sees_its_image_and_nothing_of_the_machine(imaged, tree):
