@@ -1,5 +1,5 @@
-import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -125,9 +125,9 @@ def test_without_its_chunk_list_a_large_object_is_proven_as_a_whole(
 def test_proofs_close_their_files(make_store: StoreMaker) -> None:
     store = make_store()
     store.put_bytes(CONTENT)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         forget_proof(store, NAME)
         assert read(store, 0, 10) == CONTENT[:10]
         assert read(store, 0, NAME.size) == CONTENT
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
