@@ -5,6 +5,7 @@
     oci:PATH[:TAG]                an OCI layout
     docker-archive:PATH[:IMAGE]   what `docker save` wrote
     registry:HOST/NAME[:TAG]      a registry
+    model:PATH                    a model folder; links into a download cache are followed
     layer:PATH                    an upper layer of overlay, whose marks are kept
 
 Blocking; belongs to one thread.
@@ -20,6 +21,7 @@ from nagara.base.errors import UsageError
 from nagara.image.content_writer import ContentWriter
 from nagara.image.folder_import import import_folder
 from nagara.image.images import Added, add_image
+from nagara.image.model_import import import_model
 from nagara.image.oci import OciLayout, import_docker_archive, import_manifest
 from nagara.image.prefetch import check_complete
 from nagara.image.registry import Credentials, Registry, parse_reference, read_credentials
@@ -29,7 +31,7 @@ from nagara.store.roots import read_list
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
-KINDS = ("dir", "venv", "oci", "docker-archive", "registry", "layer")
+KINDS = ("dir", "venv", "oci", "docker-archive", "registry", "model", "layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ def _read(
         if not path.is_dir():
             raise UsageError("is no folder", where=str(path))
         return import_folder(path.absolute(), writer, is_layer=source.kind == "layer"), {}
+    if source.kind == "model":
+        return import_model(path, writer), {}
     if source.kind == "oci":
         layout = OciLayout(path)
         return import_manifest(layout, layout.manifest(source.wanted), writer)
