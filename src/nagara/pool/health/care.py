@@ -5,7 +5,7 @@ Changes machines only through the core. Called from the pool's loop.
 
 import logging
 
-from nagara.contract.machine import CheckKind, DeviceEvent, Outcome, Vitals
+from nagara.contract.machine import CheckKind, DeviceEvent, HealthReport, Outcome, Vitals
 from nagara.pool.core import PoolCore
 from nagara.pool.health.brake import Brake
 from nagara.pool.health.schedule import Candidate, due
@@ -27,6 +27,7 @@ class Care:
         self._policy = policy or XidPolicy()
         self._watched: set[str] = set()
         self._silent: set[str] = set()
+        self._reports: dict[str, HealthReport] = {}
         self._checked_s: dict[str, float] = {}  # last heavy round passed, by machine
 
     def suspect(self, core: PoolCore, name: str, reason: str, now_s: float) -> bool:
@@ -75,6 +76,9 @@ class Care:
         ready = {one.name for one in core.table if one.state is MachineState.READY}
         for name in self._watched - ready:
             self.watchdog.forget(_monitor(name))
+        for name in [name for name in self._reports if name not in core.table]:
+            del self._reports[name]
+            self._checked_s.pop(name, None)
         for name in ready - self._watched:
             self.watchdog.expect(_monitor(name), every_s, now_s)
         self._watched = ready
@@ -87,19 +91,32 @@ class Care:
         self._silent = silent
         return sorted(stuck)
 
-    def checked(self, name: str, kind: CheckKind, why: str | None, now_s: float) -> None:
+    def checked(self, name: str, report: HealthReport, why: str | None, now_s: float) -> None:
         """A round of checks of a machine has ended; `why` None: passed."""
-        if why is None and kind is not CheckKind.BOOT:
+        self._reports[name] = report
+        if why is None and report.kind is not CheckKind.BOOT:
             self._checked_s[name] = now_s
         if why is not None:
-            _log.warning("%s failed its %s checks: %s", name, kind, why)
+            _log.warning("%s failed its %s checks: %s", name, report.kind, why)
+
+    def last_report(self, name: str) -> HealthReport | None:
+        """The latest round of checks of a machine."""
+        return self._reports.get(name)
+
+    def to_document(self, now_s: float) -> dict[str, float]:
+        """Ages of the last thorough rounds, by machine, as JSON."""
+        return {name: now_s - at_s for name, at_s in self._checked_s.items()}
+
+    def load(self, ages_s: dict[str, float], now_s: float, elapsed_s: float) -> None:
+        """Takes over what an earlier process had looked at."""
+        self._checked_s = {name: now_s - elapsed_s - age_s for name, age_s in ages_s.items()}
 
     def look_at_schedule(self, core: PoolCore, target: float, now_s: float) -> None:
         """Has idle machines diagnosed whose last time is long ago."""
         idle, under_way = [], 0
         for machine in core.table:
             under_way += machine.state is MachineState.DIAGNOSING
-            if machine.state is MachineState.READY and not machine.held:
+            if machine.state is MachineState.READY and not machine.held and not machine.is_own:
                 # A machine that is new was looked at when it came.
                 checked_s = self._checked_s.setdefault(machine.name, now_s)
                 idle.append(Candidate(machine.name, len(machine.free), checked_s))
@@ -109,6 +126,9 @@ class Care:
             core.drain(name, MachineEvent.DIAGNOSE, "weekly diagnostics", now_s)
 
     def _may_remove(self, core: PoolCore, machine: Machine, reason: str, now_s: float) -> bool:
+        if machine.is_own:
+            self._alert(f"{machine.name}: {reason}; there is no machine to take its place")
+            return False
         group = machine.offering.type
         size = sum(one.offering.type == group for one in core.table)
         if self.brake.may_remove(group, machine.name, size, now_s):
@@ -117,9 +137,13 @@ class Care:
             f"many machines of type {group} seem unhealthy at once ({reason}): "
             "the check is suspect, none is taken out"
         )
-        _log.error("%s", alert)
-        self.alerts = [*self.alerts, alert][-100:]
+        self._alert(alert)
         return False
+
+    def _alert(self, alert: str) -> None:
+        if alert not in self.alerts[-1:]:
+            _log.error("%s", alert)
+            self.alerts = [*self.alerts, alert][-100:]
 
 
 def _monitor(machine: str) -> str:
