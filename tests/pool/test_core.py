@@ -2,7 +2,8 @@ import pytest
 
 from nagara.contract.machine import CheckKind, Presence, ProviderMachine, Resources
 from nagara.contract.replica import Lease
-from nagara.pool.core import Check, Granted, Launch, NoSlot, PoolCore, Release
+from nagara.pool.actions import Check, Granted, Launch, NoSlot, Release
+from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import IllegalEventError, UnknownMachineError
 from nagara.pool.fairness import Claimant

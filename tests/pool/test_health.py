@@ -13,7 +13,8 @@ from nagara.contract.machine import (
     Outcome,
     Vitals,
 )
-from nagara.pool.core import Check, PoolCore
+from nagara.pool.actions import Check
+from nagara.pool.core import PoolCore
 from nagara.pool.health import cpu, cuda, kernellog, nvidia
 from nagara.pool.health.brake import WINDOW_S, Brake
 from nagara.pool.health.care import Care

@@ -2,7 +2,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from nagara.contract.machine import NO_RESOURCES
-from nagara.pool.core import Granted
+from nagara.pool.actions import Granted
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Claimant
 from nagara.pool.inventory import Inventory

@@ -1,10 +1,9 @@
-"""Random lives of a pool: whatever fails in whatever order, slots and machines stay accounted for.
+"""Random lives of a pool: whatever fails in whatever order, slots and machines are accounted for.
 
 The world is what really exists: machines, what runs on them, their own clocks, messages on their
 way. The pool sees it only through lists and answers. Crashes fall between any two durable steps.
 """
 
-import dataclasses
 import random
 from typing import Any
 
@@ -13,49 +12,24 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nagara.contract.machine import Offering, Presence, ProviderMachine, Renewal
+from nagara.contract.machine import Presence, ProviderMachine, Renewal
 from nagara.contract.replica import Lease
-from nagara.pool.core import Check, Granted, Launch, PoolCore, Release
+from nagara.pool.actions import Check, Granted, Launch, Release
+from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import ANY, DemandClass
 from nagara.pool.errors import IllegalEventError
 from nagara.pool.fairness import Claimant
 from nagara.pool.greedy import greedy_plan
-from nagara.pool.lease import SKEW_S, TTL_S, Fence, split_slot
+from nagara.pool.lease import SKEW_S, TTL_S, split_slot
 from nagara.pool.ledger import MemoryLedger
 from nagara.pool.sizing import Meters, Policy, make_problem
 from nagara.pool.states import MachineEvent, MachineState
 from nagara.testing.pools import an_offering
 
+from .pool_world import Message, RealMachine, pick
+
 OFFERINGS = {"a": an_offering("a"), "b": an_offering("b", price_h=2.0, devices=1)}
 APPS = ("x", "y", "z")
-
-
-@dataclasses.dataclass
-class RealMachine:
-    """One that exists and costs money."""
-
-    offering: Offering
-    clock_offset_s: float
-    fence: Fence = dataclasses.field(default_factory=Fence)
-    running: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
-    is_up: bool = False
-    is_cut_off: bool = False
-
-
-@dataclasses.dataclass
-class Message:
-    """A start on its way to a machine; it may arrive at any time, or never."""
-
-    machine: str
-    order: Renewal
-    app: str
-
-
-def pick(source: Any, options: Any) -> Any:
-    """One of them, drawn by hypothesis or by a plain random generator."""
-    if isinstance(source, random.Random):
-        return source.choice(list(options))
-    return source.draw(st.sampled_from(options))
 
 
 class PoolLife(RuleBasedStateMachine):
@@ -255,7 +229,11 @@ class PoolLife(RuleBasedStateMachine):
             self.epochs[machine, device] = granted.lease.epoch
         self.tell_mark(granted.machine)
         known = self.core.table.get(granted.machine)
-        mark_s = known.clock.to_send() if known is not None and known.clock is not None else None
+        mark_s = (
+            known.clock.to_send(self.now_s)
+            if known is not None and known.clock is not None
+            else None
+        )
         if mark_s is None:
             return
         order = Renewal(granted.lease.slot, granted.lease.epoch, mark_s, TTL_S)
@@ -309,12 +287,12 @@ class PoolLife(RuleBasedStateMachine):
             machine, known = self.world.get(name), self.core.table.get(name)
             if machine is None or machine.is_cut_off or known is None or known.clock is None:
                 continue
-            mark_s = known.clock.to_send()
+            mark_s = known.clock.to_send(self.now_s)
             if mark_s is not None:
-                order = Renewal(lease.slot, lease.epoch, mark_s, TTL_S)
-                answer = machine.fence.renew((order,), self.now_s + machine.clock_offset_s)
+                theirs_s = self.now_s + machine.clock_offset_s
+                machine.fence.renew((Renewal(lease.slot, lease.epoch, mark_s, TTL_S),), theirs_s)
                 if is_answered:
-                    self.core.marked(name, answer.mark_s, self.now_s)
+                    self.core.marked(name, theirs_s, self.now_s)
 
     # -- rules: time -----------------------------------------------------------------------
 
@@ -363,7 +341,8 @@ class PoolLife(RuleBasedStateMachine):
             grantable = [
                 machine
                 for machine in self.core.table
-                if machine.state is MachineState.READY and not machine.is_kept_out
+                if machine.state is MachineState.READY
+                and not (machine.is_kept_out or machine.is_silent)
             ]
             free = sum(len(machine.free) for machine in grantable)
             assert self.core.grants.inventory.free_slots == free

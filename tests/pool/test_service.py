@@ -22,11 +22,10 @@ from nagara.contract.machine import (
     RenewalAnswer,
     Vitals,
 )
-from nagara.pool.core import Granted, Lost, NoSlot
+from nagara.pool.actions import Granted, Lost, NoSlot
 from nagara.pool.demandclass import ANY
 from nagara.pool.fairness import Claimant
 from nagara.pool.figures import metrics
-from nagara.pool.lease import Fence
 from nagara.pool.ledger import SqliteLedger
 from nagara.pool.planner import make_plan
 from nagara.pool.problem import Plan, Problem
@@ -35,6 +34,7 @@ from nagara.pool.service import PoolService
 from nagara.pool.sizing import Policy
 from nagara.pool.solver import solve
 from nagara.pool.states import MachineState
+from nagara.sandbox.fence import Fence
 from nagara.testing.clock import JumpingClock
 from nagara.testing.pools import an_offering
 
@@ -76,7 +76,8 @@ class FakeAgent:
 
     async def renew(self, renewals: tuple[Renewal, ...]) -> RenewalAnswer:
         self._reached()
-        return self.fence_.renew(renewals, self.clock.monotonic_s())
+        now_s = self.clock.monotonic_s()
+        return RenewalAnswer(now_s, self.fence_.renew(renewals, now_s))
 
     async def fence(self, slot: str, epoch: int) -> None:
         self._reached()

@@ -39,6 +39,7 @@ from nagara.node.machine_faults import as_node_error
 from nagara.node.owned_tasks import finished, in_thread
 from nagara.node.replica import Replica, record_of
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
+from nagara.node.replica_lease import put_under_lease
 from nagara.node.runtime import Running, Runtime
 from nagara.node.snapshots import NodeSnapshots, NoSnapshot
 from nagara.sandbox.fault_points import reach
@@ -168,6 +169,7 @@ class LocalNode:
         self, replica: Replica, spec: ReplicaSpec, waterfall: Waterfall
     ) -> StartReport:
         with waterfall.stage("files", "folder"):
+            await put_under_lease(self._keeper, replica, self.stop)
             await in_thread(replica.folder.create, replica.record)
             reach("start.folder")
             await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
@@ -210,6 +212,7 @@ class LocalNode:
         try:
             await in_thread(snapshots.make_staging, staging)
             reach("capture.staging")
+            await put_under_lease(self._keeper, replica, self.stop)
             await in_thread(replica.folder.create, replica.record)
             reach("capture.folder")
             await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
@@ -428,6 +431,8 @@ class LocalNode:
         if replica.running:
             replica.running.port.close()
         await in_thread(replica.folder.remove)
+        with contextlib.suppress(KeeperError):
+            await self._keeper.end_lease(replica.name)
         reach("stop.gone")
         self._replicas.pop(replica.name, None)
 

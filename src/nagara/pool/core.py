@@ -15,7 +15,6 @@ loop only.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from nagara.contract.machine import (
     NO_RESOURCES,
@@ -26,74 +25,20 @@ from nagara.contract.machine import (
     Resources,
 )
 from nagara.contract.replica import Lease
+from nagara.pool.actions import Action, Check, Granted, Launch, Lost, NoSlot, Release
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Arbiter, Claimant
 from nagara.pool.grants import Grants
 from nagara.pool.leadtime import LeadTimes
-from nagara.pool.machines import Machine, MachineTable, Saved, Writes
+from nagara.pool.machines import Machine, MachineRow, MachineTable, Saved, Writes
 from nagara.pool.states import IN_FLIGHT, MachineEvent, MachineState
 from nagara.pool.supply import Supply
 
+OWN = "local"  # the last part of the own machine's name
 LEAST_BOOT_S, LATE_BOOT = 300.0, 4.0  # given up after so many times the typical lead
 ABSENCES = 2  # lists in a row: one that lacks a machine may be late or cut short
 
 _S, _E = MachineState, MachineEvent
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Ask the provider for this machine."""
-
-    name: str
-    epoch: int
-    offering: Offering
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Ask the provider for this machine's end."""
-
-    name: str
-    epoch: int
-    provider: str
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Have this machine look at itself."""
-
-    name: str
-    epoch: int
-    kind: CheckKind
-
-
-Action = Launch | Release | Check
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """A slot is the claimant's. Nothing may be started under it before it is durable."""
-
-    lease: Lease
-    machine: str
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoSlot:
-    """Nothing is free for this claim, why, and when the next machine is expected."""
-
-    because: str
-    earliest_s: float | None  # from now; None: nothing is on its way
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A lease whose machine is gone: its replica is no more."""
-
-    lease: Lease
-    app: str
-    reason: str
 
 
 class PoolCore:
@@ -102,24 +47,32 @@ class PoolCore:
     Args:
         saved: what an earlier process left; nothing for a new pool.
         new_name: gives names no machine ever had; they begin with the pool's prefix.
-        has_ttl: whether leases end by themselves (machines other than this one).
+        own: what this process's own machine offers; it is there without being launched.
     """
 
     def __init__(
-        self, saved: Saved, new_name: Callable[[], str], now_s: float, *, has_ttl: bool = True
+        self,
+        saved: Saved,
+        new_name: Callable[[], str],
+        now_s: float,
+        *,
+        own: Offering | None = None,
     ) -> None:
         self.prefix = saved.pool
         self.table = MachineTable()
         self.supply = Supply()
         self.leads = LeadTimes()
         self.arbiter = Arbiter()
-        self.grants = Grants(self.table, has_ttl=has_ttl)
+        self.own = f"{saved.pool}-{OWN}"
+        self.grants = Grants(self.table)
         self.misses = 0
         self.claims = 0
         self._new_name = new_name
         self._actions: list[Action] = []
         self._lost: list[Lost] = []
-        for row in saved.machines:
+        rows = {row.name: row for row in saved.machines}
+        self._add_own(rows.pop(self.own, None), own, now_s)
+        for row in rows.values():
             self.table.add(
                 Machine(
                     name=row.name, offering=row.offering, state=row.state, epoch=row.epoch,
@@ -132,6 +85,20 @@ class PoolCore:
         for machine in self.table:
             self._act(machine, now_s)
             self.grants.file(machine)
+
+    def _add_own(self, row: MachineRow | None, own: Offering | None, now_s: float) -> None:
+        """This machine, with what it offers now. What a person said of it stays."""
+        if own is None:
+            if row is not None:
+                self.table.forget(self.own)
+            return
+        is_held = row is not None and row.state is _S.DRAINING and row.after_drain is None
+        machine = Machine(
+            name=self.own, offering=own, state=_S.DRAINING if is_held else _S.READY,
+            epoch=1 if row is None else row.epoch, since_s=now_s,
+            reason=row.reason if row is not None and is_held else "", is_own=True,
+        )  # fmt: skip
+        self.table.add(machine, is_known=row is not None and row.offering == own)
 
     # -- what the shell takes --------------------------------------------------------------
 
@@ -355,12 +322,12 @@ class PoolCore:
         if machine is None:
             return
         offering = machine.offering.id
-        if failure is None:
+        if failure is None or machine.is_own:  # there is none to take our own machine's place
             if wanted is _S.CHECKING:
                 self.supply.booted(offering, now_s)
                 self.leads.add(offering, now_s - machine.requested_s)
             machine.is_kept_out, machine.diagnosis = False, CheckKind.MEDIUM
-            self._move(machine, _E.PASSED, now_s)
+            self._move(machine, _E.PASSED, now_s, failure or "")
         else:
             if wanted is _S.CHECKING:
                 self.supply.failed_boot(offering, failure, now_s)
@@ -377,6 +344,16 @@ class PoolCore:
         machine = self.table.get(name)
         if machine is not None and machine.clock is not None:
             machine.clock.received(mark_s, now_s)
+            if machine.is_silent:
+                machine.is_silent = False
+                self.grants.file(machine)
+
+    def silent(self, name: str) -> None:
+        """The machine did not answer: no new leases until it does."""
+        machine = self.table.get(name)
+        if machine is not None and not machine.is_silent and not machine.is_own:
+            machine.is_silent = True
+            self.grants.file(machine)
 
     # -- time ------------------------------------------------------------------------------
 
@@ -391,13 +368,30 @@ class PoolCore:
                 deadline_s = min(deadline_s or math.inf, machine.since_s + expected_s)
             if deadline_s is not None and now_s >= deadline_s:
                 self._overdue(machine, now_s)
+            clock = machine.clock
+            if clock is None or machine.is_own:
+                continue
+            if not machine.held:
+                clock.rest()
+            elif now_s >= clock.over_at_s:
+                self._all_over(machine, now_s)
         for machine, app in self.grants.expire(now_s):
             self.arbiter.gave_back(app)
             self._emptied(machine, now_s)
 
+    def _all_over(self, machine: Machine, now_s: float) -> None:
+        """It has been silent for so long that its keeper has ended all its replicas."""
+        self.silent(machine.name)
+        self._drop_leases(machine, f"{machine.name} has not answered for longer than its leases")
+        self._emptied(machine, now_s)
+
     def _overdue(self, machine: Machine, now_s: float) -> None:
         if machine.state is _S.DRAINING and machine.after_drain is None:
             return  # a person's drain lasts as long as the person wants
+        if machine.is_own:
+            if machine.state is _S.DIAGNOSING:
+                self._move(machine, _E.PASSED, now_s, "its checks took too long")
+            return
         if machine.state in IN_FLIGHT:
             self.supply.failed_boot(machine.offering.id, f"too long {machine.state}", now_s)
         self._move(machine, _E.OVERDUE, now_s, f"too long {machine.state}")

@@ -71,6 +71,18 @@ class Inventory:
             self.free_slots += len(machine.free)
         self._note(group)
 
+    def lend(self, machine: Machine, devices: int) -> tuple[int, ...]:
+        """Takes devices of a machine just found; it is filed as one that is partly used."""
+        group = self._groups[machine.offering.id]
+        del group.shelf(machine)[machine.name]
+        chosen = tuple(machine.free[:devices])
+        del machine.free[:devices]
+        self.free_slots -= devices
+        if machine.free:
+            group.partly[len(machine.free)][machine.name] = machine
+        self._note(group)
+        return chosen
+
     def unfile(self, machine: Machine) -> None:
         """Takes the machine out; to be called before its leases or free devices change."""
         group = self._groups.get(machine.offering.id)
@@ -152,11 +164,20 @@ class Inventory:
 
 
 def has_room(machine: Machine, needs: Resources) -> bool:
-    """Whether CPU, memory and disk stay within their targets with `needs` added."""
+    """Whether CPU, memory and disk stay within their targets with `needs` added.
+
+    A machine that holds nothing takes whatever it can hold at all: the targets are for company.
+    """
     has = machine.offering.resources
     if has is None or needs is NO_RESOURCES:
         return True
     used = machine.used
+    if not machine.held:
+        return (
+            needs.cpu <= has.cpu
+            and needs.memory_bytes <= has.memory_bytes
+            and needs.disk_bytes <= has.disk_bytes
+        )
     return (
         used.cpu + needs.cpu <= has.cpu * CPU_TARGET
         and used.memory_bytes + needs.memory_bytes <= has.memory_bytes * MEMORY_TARGET

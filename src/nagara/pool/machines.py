@@ -42,6 +42,8 @@ class Machine:
     after_drain: MachineEvent | None = None  # what follows once it is empty
     diagnosis: CheckKind = CheckKind.MEDIUM  # how thoroughly, when it comes to that
     is_kept_out: bool = False  # healthy enough for its leases, not for new ones
+    is_silent: bool = False  # its agent did not answer when it was last asked
+    is_own: bool = False  # the pool's own process runs on it
     absences: int = 0  # lists in a row that lacked it
     requested_s: float = 0.0
     release_asked_s: float | None = None
@@ -108,7 +110,7 @@ class MachineTable:
     def __init__(self) -> None:
         self._machines: dict[str, Machine] = {}
         self._changed: dict[str, None] = {}
-        self._leases: dict[str, LeaseRow] = {}
+        self._leases: dict[str, HeldSlot | LeaseRow] = {}
         self._gone: dict[str, None] = {}
         self._by_offering: dict[str, dict[MachineState, dict[str, Machine]]] = {}
         self._offerings: dict[str, Offering] = {}
@@ -188,16 +190,27 @@ class MachineTable:
         """Something of the machine that is kept has changed without an event."""
         self._changed[machine.name] = None
 
-    def write_lease(self, row: LeaseRow) -> None:
+    def forget(self, name: str) -> None:
+        """Nothing is kept any longer of a machine that was in the record."""
+        self._gone[name] = None
+
+    def write_lease(self, slot: str, written: HeldSlot | LeaseRow) -> None:
         """A grant or its end is to be written."""
-        self._leases[row.slot] = row
+        self._leases[slot] = written
 
     def take_writes(self) -> Writes:
         """What is to be made durable before anything is done about it; empties the list."""
         rows = tuple(_row(self._machines[name]) for name in self._changed)
-        writes = Writes(rows, tuple(self._leases.values()), tuple(self._gone))
+        leases = tuple(_lease_row(one) for one in self._leases.values())
+        writes = Writes(rows, leases, tuple(self._gone))
         self._changed, self._leases, self._gone = {}, {}, {}
         return writes
+
+
+def _lease_row(one: HeldSlot | LeaseRow) -> LeaseRow:
+    if isinstance(one, LeaseRow):
+        return one
+    return LeaseRow(one.slot, one.epoch, one.app, one.needs, one.wanted)
 
 
 def _row(machine: Machine) -> MachineRow:

@@ -34,7 +34,8 @@ from nagara.contract.machine import (
     Resources,
 )
 from nagara.contract.replica import Lease
-from nagara.pool.core import Action, Check, Granted, Launch, Lost, NoSlot, PoolCore, Release
+from nagara.pool.actions import Action, Check, Granted, Launch, Lost, NoSlot, Release
+from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import IllegalEventError, PoolError
 from nagara.pool.fairness import Claimant
@@ -128,7 +129,7 @@ class PoolService:
             self.core.marked(machine.name, answer.mark_s, self._clock.monotonic_s())
         if machine is None or machine.clock is None or self.core.grants.held(lease) is None:
             return None
-        mark_s = machine.clock.to_send()
+        mark_s = machine.clock.to_send(self._clock.monotonic_s())
         return None if mark_s is None else Renewal(lease.slot, lease.epoch, mark_s, TTL_S)
 
     async def give_back(self, lease: Lease) -> None:
@@ -334,7 +335,7 @@ class PoolService:
         machine = self.core.table.get(name)
         if machine is None or machine.clock is None:
             return
-        mark_s = machine.clock.to_send()
+        mark_s = machine.clock.to_send(self._clock.monotonic_s())
         renewals: tuple[Renewal, ...] = ()
         if mark_s is not None:
             renewals = tuple(

@@ -153,7 +153,7 @@ def _offer(
         market=offering.market,
         inventory=ready,
         in_flight=coming * core.supply.boot_success(offering.id, now_s),
-        idle=len(core.grants.inventory.idle(offering.id)),
+        idle=sum(not one.is_own for one in core.grants.inventory.idle(offering.id)),
         supply=max(0, supply),
         resources=offering.resources,
     )

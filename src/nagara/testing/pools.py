@@ -4,7 +4,8 @@ import itertools
 from typing import Any
 
 from nagara.contract.machine import Offering, Presence, ProviderMachine
-from nagara.pool.core import Check, Launch, PoolCore
+from nagara.pool.actions import Check, Launch
+from nagara.pool.core import PoolCore
 from nagara.pool.machines import Saved
 
 
@@ -16,10 +17,12 @@ def an_offering(id_: str = "a", **changes: Any) -> Offering:
     return Offering(id=id_, **{**values, **changes})
 
 
-def a_core(saved: Saved | None = None, now_s: float = 0.0, *, has_ttl: bool = True) -> PoolCore:
+def a_core(
+    saved: Saved | None = None, now_s: float = 0.0, *, own: Offering | None = None
+) -> PoolCore:
     """A pool whose machines are named n0-0, n0-1, ..."""
     numbers = itertools.count()
-    return PoolCore(saved or Saved("n0"), lambda: f"n0-{next(numbers)}", now_s, has_ttl=has_ttl)
+    return PoolCore(saved or Saved("n0"), lambda: f"n0-{next(numbers)}", now_s, own=own)
 
 
 def make_ready(core: PoolCore, offering: Offering, now_s: float = 0.0) -> str:

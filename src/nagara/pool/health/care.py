@@ -99,7 +99,7 @@ class Care:
         idle, under_way = [], 0
         for machine in core.table:
             under_way += machine.state is MachineState.DIAGNOSING
-            if machine.state is MachineState.READY and not machine.held:
+            if machine.state is MachineState.READY and not machine.held and not machine.is_own:
                 # A machine that is new was looked at when it came.
                 checked_s = self._checked_s.setdefault(machine.name, now_s)
                 idle.append(Candidate(machine.name, len(machine.free), checked_s))
@@ -109,6 +109,9 @@ class Care:
             core.drain(name, MachineEvent.DIAGNOSE, "weekly diagnostics", now_s)
 
     def _may_remove(self, core: PoolCore, machine: Machine, reason: str, now_s: float) -> bool:
+        if machine.is_own:
+            self._alert(f"{machine.name}: {reason}; there is no machine to take its place")
+            return False
         group = machine.offering.type
         size = sum(one.offering.type == group for one in core.table)
         if self.brake.may_remove(group, machine.name, size, now_s):
@@ -117,9 +120,13 @@ class Care:
             f"many machines of type {group} seem unhealthy at once ({reason}): "
             "the check is suspect, none is taken out"
         )
-        _log.error("%s", alert)
-        self.alerts = [*self.alerts, alert][-100:]
+        self._alert(alert)
         return False
+
+    def _alert(self, alert: str) -> None:
+        if alert not in self.alerts[-1:]:
+            _log.error("%s", alert)
+            self.alerts = [*self.alerts, alert][-100:]
 
 
 def _monitor(machine: str) -> str:

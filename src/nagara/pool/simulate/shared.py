@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nagara.contract.machine import Offering
-from nagara.pool.core import Check, Granted, Launch, PoolCore, Release
+from nagara.pool.actions import Check, Granted, Launch, Release
+from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import PlanError
 from nagara.pool.fairness import Claimant
