@@ -16,6 +16,7 @@ from nagara.contract.machine import (
 from nagara.pool.actions import Check
 from nagara.pool.core import PoolCore
 from nagara.pool.health import cpu, cuda, kernellog, nvidia
+from nagara.pool.health import round as round_
 from nagara.pool.health.brake import WINDOW_S, Brake
 from nagara.pool.health.care import Care
 from nagara.pool.health.machine import check_machine, required
@@ -68,17 +69,50 @@ async def test_checks_that_hang_or_cannot_run_do_not_stop_the_others() -> None:
     def bad() -> str:
         raise UnhealthyError("broken")
 
+    def breaks() -> str:
+        raise ValueError("a line that nobody expected")
+
     checks = [
         HealthCheck("hangs", hangs, 0.05), HealthCheck("cannot", cannot),
-        HealthCheck("unreadable", unreadable), HealthCheck("bad", bad),
-        HealthCheck("good", lambda: "fine"),
+        HealthCheck("unreadable", unreadable), HealthCheck("breaks", breaks),
+        HealthCheck("bad", bad), HealthCheck("good", lambda: "fine"),
     ]  # fmt: skip
     done = await run_round(CheckKind.BOOT, checks)
     gate.set()
     assert [one.outcome for one in done.results] == [
-        Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.DID_NOT_RUN, Outcome.FAIL, Outcome.PASS,
+        Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.DID_NOT_RUN, Outcome.DID_NOT_RUN,
+        Outcome.FAIL, Outcome.PASS,
     ]  # fmt: skip
     assert "hung" in done.results[0].detail
+    assert "nobody expected" in done.results[3].detail
+    monitor = Monitor(kernellog.KernelLog("/nowhere"), lambda: tuple(checks[1:]))
+    monitor.round()
+    assert [one.outcome for one in monitor.take().results[:5]] == [
+        one.outcome for one in done.results[1:]
+    ]
+
+
+async def test_a_boot_round_ends_in_time_however_many_of_its_checks_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = threading.Event()
+    checks = [HealthCheck(f"hangs {n}", lambda: str(gate.wait(20))) for n in range(5)]
+    monkeypatch.setattr(round_, "BOOT_LIMIT_S", 0.1)
+    done = await run_round(CheckKind.BOOT, checks)
+    gate.set()
+    outcomes = [one.outcome for one in done.results]
+    assert outcomes == [Outcome.FAIL, *4 * [Outcome.DID_NOT_RUN]]
+    assert "round's 0.1 s" in done.results[-1].detail
+
+
+async def test_thorough_rounds_take_as_long_as_their_checks_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(round_, "BOOT_LIMIT_S", 0.0)
+    check = HealthCheck("long", lambda: "done", 20.0)
+    for kind, outcome in ((CheckKind.MEDIUM, Outcome.PASS), (CheckKind.BOOT, Outcome.DID_NOT_RUN)):
+        (result,) = (await run_round(kind, [check])).results
+        assert result.outcome is outcome
 
 
 # -- this machine, really --------------------------------------------------------------------

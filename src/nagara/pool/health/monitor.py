@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from nagara.contract.machine import CheckResult, DeviceEvent, Outcome, Vitals
 from nagara.pool.health.kernellog import KernelLog
-from nagara.pool.health.round import CannotRunError, HealthCheck, UnhealthyError
+from nagara.pool.health.round import CannotRunError, HealthCheck, outcome_of
 from nagara.pool.health.xid import find_xids
 
 _KEPT_EVENTS = 1000
@@ -52,9 +52,4 @@ class Monitor:
 
 
 def _quick(check: HealthCheck) -> CheckResult:
-    try:
-        return CheckResult(check.name, Outcome.PASS, check.run())
-    except UnhealthyError as error:
-        return CheckResult(check.name, Outcome.FAIL, str(error))
-    except (CannotRunError, OSError) as error:
-        return CheckResult(check.name, Outcome.DID_NOT_RUN, str(error))
+    return CheckResult(check.name, *outcome_of(check))
