@@ -394,25 +394,6 @@ def test_what_a_monitor_finds_has_consequences() -> None:
     ]  # fmt: skip
 
 
-def test_a_monitor_reports_only_what_is_new(tmp_path: Path) -> None:
-    path = tmp_path / "kmsg"
-    path.write_text("6,10,2,-;NVRM: Xid (PCI:0000:3b:00): 48, old\n")
-    nvml = FakeNvml(1)
-    monitor = Monitor(kernellog.KernelLog(str(path)), lambda: nvidia.checks(nvml))
-    monitor.round()
-    first = monitor.take()
-    assert (first.rounds, first.events) == (1, ())
-    with path.open("a") as file:
-        file.write("6,11,2,-;NVRM: Xid (PCI:0000:3b:00): 94, new\n")
-    nvml.change(0, temperature_c=99)
-    monitor.round()
-    second = monitor.take()
-    assert [one.code for one in second.events] == [94]
-    assert Outcome.FAIL in {one.outcome for one in second.results}
-    monitor.round()
-    assert monitor.take().events == ()
-
-
 # -- the probe of CUDA devices ---------------------------------------------------------------
 
 

@@ -59,6 +59,7 @@ class FakeAgent:
     ended: list[str] = field(default_factory=list)
     events: list[DeviceEvent] = field(default_factory=list)
     rounds: int = 0
+    is_answer_lost: bool = False
 
     def _reached(self) -> None:
         if self.is_cut_off:
@@ -68,11 +69,13 @@ class FakeAgent:
         self._reached()
         return HealthReport(kind, (CheckResult("disk", self.outcome, "canned"),))
 
-    async def vitals(self) -> Vitals:
+    async def vitals(self, heard: str) -> Vitals:
         self._reached()
         self.rounds += 1
-        events, self.events = tuple(self.events), []
-        return Vitals(self.rounds, events, ())
+        if self.is_answer_lost:
+            raise MachineUnreachableError("its answer was lost")
+        new = self.events[int(heard or 0) :]
+        return Vitals(self.rounds, tuple(new), (), str(len(self.events)))
 
     async def renew(self, renewals: tuple[Renewal, ...]) -> RenewalAnswer:
         self._reached()
@@ -338,6 +341,23 @@ async def test_a_device_that_falls_off_the_bus_takes_its_machine_out(tmp_path: P
         assert machine.state is MachineState.DRAINING
         await world.service.give_back(granted.lease)
         assert machine.state is MachineState.QUARANTINED
+
+
+async def test_an_event_whose_message_was_lost_still_has_its_consequence(tmp_path: Path) -> None:
+    async with a_world(tmp_path) as world:
+        await filled(world)
+        granted = await claimed(world)
+        machine = world.service.core.table.named(granted.machine)
+        agent = world.agents[granted.machine]
+        agent.events.append(DeviceEvent(13, "0000:3b:00", ""))
+        await world.pass_s(35)
+        agent.is_answer_lost = True
+        agent.events.append(DeviceEvent(79, "0000:3b:00", ""))
+        await world.pass_s(35)
+        assert machine.state is MachineState.READY
+        agent.is_answer_lost = False
+        await world.pass_s(35)
+        assert machine.state is MachineState.DRAINING
 
 
 async def test_a_machine_that_does_not_say_how_it_is_gets_no_new_leases(tmp_path: Path) -> None:

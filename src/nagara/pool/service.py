@@ -367,7 +367,7 @@ class PoolService:
             return
         try:
             async with asyncio.timeout(VITALS_EVERY_S):
-                vitals = await self._agents(name, machine.address).vitals()
+                vitals = await self._agents(name, machine.address).vitals(self.care.heard(name))
         except (MachineUnreachableError, TimeoutError) as error:
             _log.info("%s does not say how it is: %s", name, error)
             return

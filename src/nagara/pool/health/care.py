@@ -27,6 +27,7 @@ class Care:
         self._policy = policy or XidPolicy()
         self._watched: set[str] = set()
         self._silent: set[str] = set()
+        self._heard: dict[str, str] = {}  # mark of the last vitals, by machine
         self._checked_s: dict[str, float] = {}  # last heavy round passed, by machine
 
     def suspect(self, core: PoolCore, name: str, reason: str, now_s: float) -> bool:
@@ -66,6 +67,12 @@ class Care:
         for result in vitals.results:
             if result.outcome is Outcome.FAIL:
                 self.suspect(core, name, f"{result.name}: {result.detail}", now_s)
+        if name in core.table:
+            self._heard[name] = vitals.mark
+
+    def heard(self, name: str) -> str:
+        """Up to where a machine's monitor was heard, for the next question."""
+        return self._heard.get(name, "")
 
     def watch(self, core: PoolCore, every_s: float, now_s: float) -> list[str]:
         """Expects every ready machine's monitor to make progress; gives those that do not.
@@ -75,6 +82,8 @@ class Care:
         ready = {one.name for one in core.table if one.state is MachineState.READY}
         for name in self._watched - ready:
             self.watchdog.forget(_monitor(name))
+        for name in [name for name in self._heard if name not in core.table]:
+            del self._heard[name]
         for name in ready - self._watched:
             self.watchdog.expect(_monitor(name), every_s, now_s)
         self._watched = ready

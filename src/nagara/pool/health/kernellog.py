@@ -23,8 +23,8 @@ class KernelLog:
     path: str = "/dev/kmsg"
     _seen: int = field(default=-1)  # the last message's number
 
-    def new_lines(self) -> list[str]:
-        """Messages since the last call; the first call gives all there are."""
+    def new_records(self) -> list[tuple[int, str]]:
+        """Messages since the last call, with their numbers; the first call gives all there are."""
         fresh = []
         for record in self._records():
             head, _, text = record.partition(";")
@@ -32,7 +32,7 @@ class KernelLog:
             number = int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else self._seen + 1
             if number > self._seen:
                 self._seen = number
-                fresh.append(text or record)
+                fresh.append((number, text or record))
         return fresh
 
     def lines(self) -> list[str]:
