@@ -263,11 +263,30 @@ def test_a_kept_out_machine_keeps_its_leases_and_gets_no_others() -> None:
     core = a_core()
     name = make_ready(core, an_offering())
     granted = claim(core)
-    core.keep_out(name, is_kept_out=True)
+    core.keep_out(name, "an unknown event")
     assert isinstance(core.claim(APP, ANY, 0.0), NoSlot)
     assert core.grants.held(granted.lease)
-    core.keep_out(name, is_kept_out=False)
+    core.keep_out(name, "its monitor is silent")
+    core.let_in(name, "an unknown event")
+    assert isinstance(core.claim(APP, ANY, 0.0), NoSlot)
+    core.let_in(name, "its monitor is silent")
     claim(core)
+
+
+def test_what_keeps_a_machine_out_and_how_it_is_to_be_diagnosed_outlive_a_restart() -> None:
+    ledger, core = MemoryLedger(), a_core()
+    name = make_ready(core, an_offering())
+    other = make_ready(core, an_offering())
+    core.keep_out(name, "Xid 9999")
+    claimed = claim(core)
+    assert claimed.machine == other
+    core.diagnose(other, CheckKind.HEAVY, "by hand", 1.0)
+    ledger.write(core.take_writes())
+    again = a_core(ledger.read(), now_s=500.0)
+    assert again.table.named(name).kept_out == {"Xid 9999"}
+    assert isinstance(again.claim(APP, ANY, 500.0), NoSlot)
+    again.give_back(claimed.lease, 501.0, is_confirmed=True)
+    assert again.take_actions() == [Check(other, again.table.named(other).epoch, CheckKind.HEAVY)]
 
 
 def test_an_order_for_a_machine_that_cannot_follow_it_raises() -> None:

@@ -380,6 +380,11 @@ def test_a_machine_whose_monitor_is_stuck_gets_no_new_leases_until_it_speaks_aga
     care.seen(core, name, Vitals(2, (), ()), 150.0)
     assert care.watch(core, 30.0, 151.0) == []
     assert not machine.is_kept_out
+    core.keep_out(name, "Xid 9999")
+    care.watch(core, 30.0, 300.0)
+    care.seen(core, name, Vitals(3, (), ()), 301.0)
+    care.watch(core, 30.0, 302.0)
+    assert machine.kept_out == {"Xid 9999"}
 
 
 def test_what_a_monitor_finds_has_consequences() -> None:

@@ -27,6 +27,7 @@ from nagara.contract.machine import (
 from nagara.contract.replica import Lease
 from nagara.pool.actions import Action, Check, Granted, Launch, Lost, NoSlot, Release
 from nagara.pool.demandclass import DemandClass
+from nagara.pool.errors import IllegalEventError
 from nagara.pool.fairness import Arbiter, Claimant
 from nagara.pool.grants import Grants
 from nagara.pool.leadtime import LeadTimes
@@ -78,6 +79,7 @@ class PoolCore:
                     name=row.name, offering=row.offering, state=row.state, epoch=row.epoch,
                     since_s=now_s, reason=row.reason, address=row.address,
                     after_drain=row.after_drain, requested_s=now_s,
+                    diagnosis=row.diagnosis, kept_out=frozenset(row.kept_out),
                 ),
                 is_known=True,
             )  # fmt: skip
@@ -97,6 +99,7 @@ class PoolCore:
             name=self.own, offering=own, state=_S.DRAINING if is_held else _S.READY,
             epoch=1 if row is None else row.epoch, since_s=now_s,
             reason=row.reason if row is not None and is_held else "", is_own=True,
+            kept_out=frozenset() if row is None else frozenset(row.kept_out),
         )  # fmt: skip
         self.table.add(machine, is_known=row is not None and row.offering == own)
 
@@ -216,12 +219,33 @@ class PoolCore:
         """Back into use."""
         self._move(self.table.named(name), _E.RESUME, now_s)
 
-    def keep_out(self, name: str, *, is_kept_out: bool) -> None:
-        """No new leases, without any other consequence."""
+    def keep_out(self, name: str, why: str) -> None:
+        """No new leases, without any other consequence, until every such reason is lifted."""
         machine = self.table.get(name)
-        if machine is not None and machine.is_kept_out != is_kept_out:
-            machine.is_kept_out = is_kept_out
+        if machine is not None:
+            self._set_kept_out(machine, machine.kept_out | {why})
+
+    def let_in(self, name: str, why: str) -> None:
+        """One reason to keep the machine from new leases is no more; others may be."""
+        machine = self.table.get(name)
+        if machine is not None:
+            self._set_kept_out(machine, machine.kept_out - {why})
+
+    def _set_kept_out(self, machine: Machine, reasons: frozenset[str]) -> None:
+        if machine.kept_out != reasons:
+            machine.kept_out = reasons
+            self.table.touch(machine)
             self.grants.file(machine)
+
+    def diagnose(self, name: str, kind: CheckKind, reason: str, now_s: float) -> None:
+        """Takes the machine out of use and has it looked at, once it is empty."""
+        machine = self.table.named(name)
+        before, machine.diagnosis = machine.diagnosis, kind
+        try:
+            self.drain(name, _E.DIAGNOSE, reason, now_s)
+        except IllegalEventError:
+            machine.diagnosis = before
+            raise
 
     # -- what providers and machines say ---------------------------------------------------
 
@@ -326,7 +350,7 @@ class PoolCore:
             if wanted is _S.CHECKING:
                 self.supply.booted(offering, now_s)
                 self.leads.add(offering, now_s - machine.requested_s)
-            machine.is_kept_out, machine.diagnosis = False, CheckKind.MEDIUM
+            machine.kept_out = frozenset()
             self._move(machine, _E.PASSED, now_s, failure or "")
         else:
             if wanted is _S.CHECKING:
@@ -413,6 +437,8 @@ class PoolCore:
         machine.absences = 0
         if machine.state is not _S.DRAINING:
             machine.after_drain = None
+        if machine.state is _S.READY:
+            machine.diagnosis = CheckKind.MEDIUM
         if machine.state in (_S.RELEASING, _S.QUARANTINED, _S.GONE):
             self._drop_leases(machine, reason or str(event))
         self._act(machine, now_s)

@@ -41,7 +41,7 @@ class Machine:
     address: str = ""
     after_drain: MachineEvent | None = None  # what follows once it is empty
     diagnosis: CheckKind = CheckKind.MEDIUM  # how thoroughly, when it comes to that
-    is_kept_out: bool = False  # healthy enough for its leases, not for new ones
+    kept_out: frozenset[str] = frozenset()  # why it is healthy enough for its leases alone
     is_silent: bool = False  # its agent did not answer when it was last asked
     is_own: bool = False  # the pool's own process runs on it
     absences: int = 0  # lists in a row that lacked it
@@ -52,6 +52,11 @@ class Machine:
     held: dict[str, HeldSlot] = field(default_factory=dict)
     used: Resources = NO_RESOURCES
     clock: LeaseClock | None = None
+
+    @property
+    def is_kept_out(self) -> bool:
+        """Whether it gets no new leases, for one reason or several."""
+        return bool(self.kept_out)
 
     def deadline_s(self) -> float | None:
         """When this state has lasted too long; None for READY and GONE."""
@@ -70,6 +75,8 @@ class MachineRow:
     reason: str
     address: str
     after_drain: MachineEvent | None
+    diagnosis: CheckKind = CheckKind.MEDIUM
+    kept_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,4 +229,6 @@ def _row(machine: Machine) -> MachineRow:
         machine.reason,
         machine.address,
         machine.after_drain,
+        machine.diagnosis,
+        tuple(sorted(machine.kept_out)),
     )

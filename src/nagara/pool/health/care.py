@@ -14,6 +14,8 @@ from nagara.pool.health.xid import Action, XidPolicy
 from nagara.pool.machines import Machine
 from nagara.pool.states import MachineEvent, MachineState
 
+SILENT = "its monitor does not say how it is"
+
 _log = logging.getLogger(__name__)
 
 
@@ -26,7 +28,6 @@ class Care:
         self.alerts: list[str] = []
         self._policy = policy or XidPolicy()
         self._watched: set[str] = set()
-        self._silent: set[str] = set()
         self._heard: dict[str, str] = {}  # mark of the last vitals, by machine
         self._checked_s: dict[str, float] = {}  # last heavy round passed, by machine
 
@@ -37,7 +38,7 @@ class Care:
             return False
         if not self._may_remove(core, machine, reason, now_s):
             return False
-        core.drain(name, MachineEvent.DIAGNOSE, reason, now_s)
+        core.diagnose(name, CheckKind.MEDIUM, reason, now_s)
         return True
 
     def device_event(self, core: PoolCore, name: str, event: DeviceEvent, now_s: float) -> Action:
@@ -48,16 +49,17 @@ class Care:
         if machine is None or judgement.action is Action.IGNORE:
             return judgement.action
         _log.warning("%s: %s", name, reason)
-        if judgement.action is Action.KEEP_OUT:
-            core.keep_out(name, is_kept_out=True)
-        elif judgement.action is Action.DRAIN:
-            core.keep_out(name, is_kept_out=True)
+        if judgement.action in (Action.KEEP_OUT, Action.DRAIN, Action.REMOVE):
+            core.keep_out(name, reason)
+        if judgement.action is Action.DRAIN:
             self.suspect(core, name, reason, now_s)
         elif judgement.action is Action.REMOVE and machine.state is MachineState.READY:
-            core.keep_out(name, is_kept_out=True)
-            if self._may_remove(core, machine, reason, now_s):
-                core.drain(name, MachineEvent.CONDEMN, reason, now_s)
+            self._condemn(core, machine, reason, now_s)
         return judgement.action
+
+    def _condemn(self, core: PoolCore, machine: Machine, reason: str, now_s: float) -> None:
+        if self._may_remove(core, machine, reason, now_s):
+            core.drain(machine.name, MachineEvent.CONDEMN, reason, now_s)
 
     def seen(self, core: PoolCore, name: str, vitals: Vitals, now_s: float) -> None:
         """What the monitor of a machine says."""
@@ -88,12 +90,11 @@ class Care:
             self.watchdog.expect(_monitor(name), every_s, now_s)
         self._watched = ready
         stuck = set(self.watchdog.stuck(now_s))
-        silent = {name for name in ready if _monitor(name) in stuck}
-        for name in silent - self._silent:
-            core.keep_out(name, is_kept_out=True)
-        for name in self._silent & ready - silent:
-            core.keep_out(name, is_kept_out=False)
-        self._silent = silent
+        for name in ready:
+            if _monitor(name) in stuck:
+                core.keep_out(name, SILENT)
+            elif self.watchdog.has_spoken(_monitor(name)):
+                core.let_in(name, SILENT)
         return sorted(stuck)
 
     def checked(self, name: str, kind: CheckKind, why: str | None, now_s: float) -> None:
@@ -114,8 +115,7 @@ class Care:
                 idle.append(Candidate(machine.name, len(machine.free), checked_s))
         level = core.grants.inventory.free_slots
         for name in due(idle, len(core.table), under_way, level, target, now_s):
-            core.table.named(name).diagnosis = CheckKind.HEAVY
-            core.drain(name, MachineEvent.DIAGNOSE, "weekly diagnostics", now_s)
+            core.diagnose(name, CheckKind.HEAVY, "weekly diagnostics", now_s)
 
     def _may_remove(self, core: PoolCore, machine: Machine, reason: str, now_s: float) -> bool:
         if machine.is_own:
