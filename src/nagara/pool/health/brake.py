@@ -28,9 +28,10 @@ class Brake:
         recent = {n: at for n, at in self._found.get(group, {}).items() if now_s - at <= WINDOW_S}
         return self._is_on(recent, group_size)
 
-    def healthy(self, group: str, machine: str) -> None:
+    def healthy(self, machine: str) -> None:
         """A machine was found healthy again."""
-        self._found.get(group, {}).pop(machine, None)
+        for found in self._found.values():
+            found.pop(machine, None)
 
     @staticmethod
     def _is_on(found: dict[str, float], group_size: int) -> bool:

@@ -8,7 +8,7 @@ import logging
 from nagara.contract.machine import CheckKind, DeviceEvent, Outcome, Vitals
 from nagara.pool.core import PoolCore
 from nagara.pool.health.brake import Brake
-from nagara.pool.health.schedule import Candidate, due
+from nagara.pool.health.schedule import Candidate, at_once, due
 from nagara.pool.health.watchdog import Watchdog
 from nagara.pool.health.xid import Action, XidPolicy
 from nagara.pool.machines import Machine
@@ -99,23 +99,43 @@ class Care:
 
     def checked(self, name: str, kind: CheckKind, why: str | None, now_s: float) -> None:
         """A round of checks of a machine has ended; `why` None: passed."""
-        if why is None and kind is not CheckKind.BOOT:
+        if why is None and kind is CheckKind.HEAVY:
             self._checked_s[name] = now_s
+        if why is None and kind is not CheckKind.BOOT:
+            self.brake.healthy(name)
         if why is not None:
             _log.warning("%s failed its %s checks: %s", name, kind, why)
 
     def look_at_schedule(self, core: PoolCore, target: float, now_s: float) -> None:
-        """Has idle machines diagnosed whose last time is long ago."""
-        idle, under_way = [], 0
+        """Has idle machines diagnosed: those that are kept out, and those not seen to for long."""
+        idle, under_way = [], self._diagnose_kept_out(core, now_s)
         for machine in core.table:
-            under_way += machine.state is MachineState.DIAGNOSING
-            if machine.state is MachineState.READY and not machine.held and not machine.is_own:
+            is_idle = machine.state is MachineState.READY and not machine.held
+            if is_idle and not machine.is_kept_out and not machine.is_own:
                 # A machine that is new was looked at when it came.
                 checked_s = self._checked_s.setdefault(machine.name, now_s)
                 idle.append(Candidate(machine.name, len(machine.free), checked_s))
         level = core.grants.inventory.free_slots
         for name in due(idle, len(core.table), under_way, level, target, now_s):
             core.diagnose(name, CheckKind.HEAVY, "weekly diagnostics", now_s)
+
+    def _diagnose_kept_out(self, core: PoolCore, now_s: float) -> int:
+        """The way back into use of machines that get no new leases; how many are under way.
+
+        Few at once: that so many are kept out may be the fault of the check.
+        """
+        under_way = sum(one.state is MachineState.DIAGNOSING for one in core.table)
+        for machine in core.table:
+            reasons = sorted(machine.kept_out - {SILENT})
+            if (
+                reasons
+                and machine.state is MachineState.READY
+                and not machine.held
+                and under_way < at_once(len(core.table))
+            ):
+                core.diagnose(machine.name, CheckKind.MEDIUM, reasons[0], now_s)
+                under_way += 1
+        return under_way
 
     def _may_remove(self, core: PoolCore, machine: Machine, reason: str, now_s: float) -> bool:
         if machine.is_own:

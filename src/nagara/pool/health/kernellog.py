@@ -6,6 +6,7 @@ Read through /dev/kmsg without blocking; needs root where the log is restricted.
 import os
 from dataclasses import dataclass, field
 
+from nagara.contract.machine import CheckKind
 from nagara.pool.health.round import CannotRunError, HealthCheck, UnhealthyError
 from nagara.pool.health.xid import Action, XidPolicy, find_xids
 
@@ -13,6 +14,7 @@ _FATAL = (
     "Hardware Error", "Machine check events logged", "EXT4-fs error", "I/O error, dev",
     "Out of memory: Killed process 1 ",
 )  # fmt: skip
+_HARMLESS = frozenset({Action.IGNORE, Action.WARN})
 _RECORD_BYTES = 8192
 
 
@@ -61,18 +63,23 @@ class KernelLog:
         return lines
 
 
-def check(log: KernelLog, policy: XidPolicy) -> HealthCheck:
-    """The log must have no message after which the machine is not to be trusted."""
-    return HealthCheck("kernel log", lambda: _check(log, policy), 10.0)
+def check(log: KernelLog, policy: XidPolicy, kind: CheckKind = CheckKind.BOOT) -> HealthCheck:
+    """The log must have no message after which the machine is not to be trusted.
+
+    A new machine must have none that asks for diagnostics. In a round of diagnostics such messages
+    are the reason for the round: the other checks judge what has become of it.
+    """
+    harmless = _HARMLESS if kind is CheckKind.BOOT else _HARMLESS | {Action.KEEP_OUT, Action.DRAIN}
+    return HealthCheck("kernel log", lambda: _check(log, policy, harmless), 10.0)
 
 
-def _check(log: KernelLog, policy: XidPolicy) -> str:
+def _check(log: KernelLog, policy: XidPolicy, harmless: frozenset[Action]) -> str:
     lines = log.lines()
     for line in lines:
         if any(word in line for word in _FATAL):
             raise UnhealthyError(line.strip()[:200])
     worst = policy.worst(find_xids(lines))
-    if worst is not None and worst[1].action not in (Action.IGNORE, Action.WARN):
+    if worst is not None and worst[1].action not in harmless:
         event, judgement = worst
         raise UnhealthyError(f"Xid {event.code} on {event.device}: {judgement.cause}")
     return f"{len(lines)} messages, nothing fatal"
