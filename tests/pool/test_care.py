@@ -180,13 +180,15 @@ def test_when_many_are_kept_out_few_are_diagnosed_at_once() -> None:
     assert sum(one.is_kept_out for one in core.table) == 38
 
 
-def test_a_silent_monitor_is_no_reason_for_diagnostics_over_the_same_silent_agent() -> None:
+def test_a_machine_whose_monitor_stays_silent_is_diagnosed_too() -> None:
     (core, (name,)), care = ready_core(1), Care()
     care.watch(core, 30.0, 0.0)
     care.watch(core, 30.0, 121.0)
-    assert core.table.named(name).is_kept_out
     care.look_at_schedule(core, 0.0, 122.0)
-    assert core.table.named(name).state is MachineState.READY
+    assert core.table.named(name).state is MachineState.DIAGNOSING
+    (check,) = checks(core)
+    core.checked(check, 123.0, "compute: the probe hung")
+    assert core.table.named(name).state is MachineState.QUARANTINED
 
 
 def test_only_heavy_diagnostics_put_off_the_weekly_ones() -> None:

@@ -122,18 +122,17 @@ class Care:
     def _diagnose_kept_out(self, core: PoolCore, now_s: float) -> int:
         """The way back into use of machines that get no new leases; how many are under way.
 
-        Few at once: that so many are kept out may be the fault of the check.
+        Few at once: that so many are kept out may be the fault of the check, or of a network.
         """
         under_way = sum(one.state is MachineState.DIAGNOSING for one in core.table)
         for machine in core.table:
-            reasons = sorted(machine.kept_out - {SILENT})
             if (
-                reasons
+                machine.is_kept_out
                 and machine.state is MachineState.READY
                 and not machine.held
                 and under_way < at_once(len(core.table))
             ):
-                core.diagnose(machine.name, CheckKind.MEDIUM, reasons[0], now_s)
+                core.diagnose(machine.name, CheckKind.MEDIUM, min(machine.kept_out), now_s)
                 under_way += 1
         return under_way
 
