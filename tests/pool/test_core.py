@@ -225,6 +225,47 @@ def test_a_machine_that_vanishes_takes_its_leases_with_it() -> None:
     assert not core.give_back(granted.lease, 3.0, is_confirmed=True)
 
 
+def test_lists_that_lack_many_machines_at_once_are_doubted_for_some_minutes() -> None:
+    core = a_core()
+    names = [make_ready(core, an_offering()) for _ in range(5)]
+    granted = claim(core)
+    for second in (30.0, 60.0, 90.0):
+        doubt = core.listed("p", [], {}, second, second)
+        assert doubt is not None
+        assert "lacks 5 of 5" in doubt
+    assert [one.state for one in core.table] == 5 * [MachineState.READY]
+    assert core.listed("p", listing(*names), {}, 120.0, 120.0) is None
+    assert core.take_lost() == []
+    assert core.grants.held(granted.lease)
+    for second in range(10):
+        core.listed("p", [], {}, 150.0 + second, 150.0 + second)
+    assert len(core.table) == 0
+    assert [one.lease for one in core.take_lost()] == [granted.lease]
+
+
+def test_a_machine_that_answers_is_there_whatever_its_provider_lists() -> None:
+    core = a_core()
+    name = make_ready(core, an_offering())
+    granted = claim(core)
+    for second in range(30, 600, 30):
+        core.marked(name, second - 1.0, second - 1.0)
+        core.listed("p", [], {}, float(second), float(second))
+    assert core.grants.held(granted.lease)
+    core.listed("p", [], {}, 600.0, 600.0)
+    assert name not in core.table
+
+
+def test_an_answer_from_an_address_that_another_machine_has_now_says_nothing() -> None:
+    core = a_core()
+    old, new = make_ready(core, an_offering()), make_ready(core, an_offering())
+    at = [ProviderMachine(name, "a", Presence.RUNNING, "10.0.0.1") for name in (old, new)]
+    core.listed("p", [at[0], *listing(new)], {}, 1.0, 1.0)
+    for second in (30.0, 60.0):
+        core.marked(old, second, second - 1.0)
+        core.listed("p", at[1:], {}, second, second)
+    assert [one.name for one in core.table] == [new]
+
+
 def test_a_draining_machine_gets_no_new_leases_and_goes_on_when_empty() -> None:
     core = a_core()
     name = make_ready(core, an_offering())

@@ -210,6 +210,7 @@ async def test_a_machine_that_vanishes_is_replaced_and_its_leases_are_reported(
         await filled(world)
         granted = await claimed(world)
         world.market.release(granted.machine)
+        world.agents[granted.machine].is_cut_off = True
         await world.pass_s(420)
         assert [one.lease for one in world.lost] == [granted.lease]
         assert granted.machine not in world.service.core.table

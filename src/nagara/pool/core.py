@@ -25,6 +25,7 @@ from nagara.contract.machine import (
     Resources,
 )
 from nagara.contract.replica import Lease
+from nagara.pool import absence
 from nagara.pool.actions import Action, Check, Granted, Launch, Lost, NoSlot, Release
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import IllegalEventError
@@ -37,7 +38,6 @@ from nagara.pool.supply import Supply
 
 OWN = "local"  # the last part of the own machine's name
 LEAST_BOOT_S, LATE_BOOT = 300.0, 4.0  # given up after so many times the typical lead
-ABSENCES = 2  # lists in a row: one that lacks a machine may be late or cut short
 
 _S, _E = MachineState, MachineEvent
 
@@ -274,22 +274,28 @@ class PoolCore:
         offerings: dict[str, Offering],
         begun_s: float,
         now_s: float,
-    ) -> None:
+    ) -> str | None:
         """The provider's whole list, asked for at `begun_s`. Both ways: lost ones, unknown ones.
 
-        A list says nothing of a machine that changed after it was asked for.
+        A list says nothing of a machine that changed after it was asked for. Returns why the
+        list is doubted, if it is.
         """
         found = {one.name: one for one in machines if one.name.startswith(self.prefix)}
-        for machine in self.table:
-            if machine.offering.provider != provider:
-                continue
+        addresses = {one.address for one in found.values() if one.address}
+        known = [one for one in self.table if one.offering.provider == provider]
+        doubt = absence.doubt(provider, known, found)
+        for machine in known:
             seen = found.pop(machine.name, None)
-            if seen is None:
-                self._absent(machine, begun_s, now_s)
-            else:
+            if seen is not None:
                 self._present(machine, seen, now_s)
+            elif self._may_be_absent(machine, begun_s) and absence.is_believed(
+                machine, begun_s,
+                is_doubted=doubt is not None, is_replaced=machine.address in addresses,
+            ):  # fmt: skip
+                self._absent(machine, now_s)
         for name, seen in found.items():
             self._stray(name, seen, provider, offerings, now_s)
+        return doubt
 
     def _present(self, machine: Machine, seen: ProviderMachine, now_s: float) -> None:
         machine.absences = 0
@@ -301,15 +307,13 @@ class PoolCore:
         if machine.state is _S.BOOTING and seen.presence is Presence.RUNNING:
             self._move(machine, _E.UP, now_s)
 
-    def _absent(self, machine: Machine, begun_s: float, now_s: float) -> None:
+    def _may_be_absent(self, machine: Machine, begun_s: float) -> bool:
         if machine.state is _S.REQUESTED or begun_s < machine.since_s:
-            return
+            return False
         asked_s = machine.release_asked_s
-        if machine.state is _S.RELEASING and (asked_s is None or begun_s < asked_s):
-            return
-        machine.absences += 1
-        if machine.absences < ABSENCES:
-            return
+        return machine.state is not _S.RELEASING or (asked_s is not None and begun_s >= asked_s)
+
+    def _absent(self, machine: Machine, now_s: float) -> None:
         if machine.state in (_S.READY, _S.DRAINING):
             self.supply.reclaimed(machine.offering.id, now_s)
         elif machine.state in IN_FLIGHT:
@@ -365,12 +369,19 @@ class PoolCore:
 
     def marked(self, name: str, mark_s: float, now_s: float) -> None:
         """The machine told its clock."""
+        self.heard(name, now_s)
         machine = self.table.get(name)
         if machine is not None and machine.clock is not None:
             machine.clock.received(mark_s, now_s)
             if machine.is_silent:
                 machine.is_silent = False
                 self.grants.file(machine)
+
+    def heard(self, name: str, now_s: float) -> None:
+        """The machine has answered something."""
+        machine = self.table.get(name)
+        if machine is not None:
+            machine.heard_s = now_s
 
     def silent(self, name: str) -> None:
         """The machine did not answer: no new leases until it does."""

@@ -5,6 +5,7 @@ writes; whoever acts on it takes the list, makes it durable, and only then acts.
 pool's loop only.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -45,6 +46,8 @@ class Machine:
     is_silent: bool = False  # its agent did not answer when it was last asked
     is_own: bool = False  # the pool's own process runs on it
     absences: int = 0  # lists in a row that lacked it
+    absent_since_s: float = 0.0  # when the first of them was asked for
+    heard_s: float = -math.inf  # when its agent last answered
     requested_s: float = 0.0
     release_asked_s: float | None = None
     free: list[int] = field(default_factory=list)

@@ -297,7 +297,9 @@ class PoolService:
             kept = {k: v for k, v in self._offerings.items() if v.provider != provider.name}
             self._offerings = kept | {one.id: one for one in offerings}
             now_s = self._clock.monotonic_s()
-            self.core.listed(provider.name, machines, self._offerings, begun_s, now_s)
+            doubt = self.core.listed(provider.name, machines, self._offerings, begun_s, now_s)
+            if doubt is not None:
+                self.care.alert(doubt)
         await self._carry_out()
 
     async def plan(self) -> None:

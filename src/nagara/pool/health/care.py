@@ -63,6 +63,7 @@ class Care:
 
     def seen(self, core: PoolCore, name: str, vitals: Vitals, now_s: float) -> None:
         """What the monitor of a machine says."""
+        core.heard(name, now_s)
         self.watchdog.progress(_monitor(name), vitals.rounds, now_s)
         for event in vitals.events:
             self.device_event(core, name, event, now_s)
@@ -138,7 +139,7 @@ class Care:
 
     def _may_remove(self, core: PoolCore, machine: Machine, reason: str, now_s: float) -> bool:
         if machine.is_own:
-            self._alert(f"{machine.name}: {reason}; there is no machine to take its place")
+            self.alert(f"{machine.name}: {reason}; there is no machine to take its place")
             return False
         group = machine.offering.type
         size = sum(one.offering.type == group for one in core.table)
@@ -148,10 +149,11 @@ class Care:
             f"many machines of type {group} seem unhealthy at once ({reason}): "
             "the check is suspect, none is taken out"
         )
-        self._alert(alert)
+        self.alert(alert)
         return False
 
-    def _alert(self, alert: str) -> None:
+    def alert(self, alert: str) -> None:
+        """Something a person should look at."""
         if alert not in self.alerts[-1:]:
             _log.error("%s", alert)
             self.alerts = [*self.alerts, alert][-100:]
