@@ -266,6 +266,28 @@ def test_an_answer_from_an_address_that_another_machine_has_now_says_nothing() -
     assert [one.name for one in core.table] == [new]
 
 
+def test_a_few_machines_taken_away_from_a_large_fleet_hardly_change_its_price() -> None:
+    core = a_core()
+    names = [make_ready(core, an_offering()) for _ in range(50)]
+    for minute in range(1, 121):
+        core.tick(60.0 * minute)
+    for second in (7230.0, 7260.0):
+        core.listed("p", listing(*names[2:]), {}, second, second)
+    assert len(core.table) == 48
+    price = core.supply.effective_price_h(an_offering(), 600.0, 7260.0)
+    assert 1.0 < price < 1.02
+
+
+def test_an_offering_whose_machines_are_soon_taken_away_becomes_dear() -> None:
+    core = a_core()
+    make_ready(core, an_offering())
+    for second in range(1, 61):
+        core.tick(float(second))
+    core.listed("p", [], {}, 61.0, 61.0)
+    core.listed("p", [], {}, 62.0, 62.0)
+    assert core.supply.effective_price_h(an_offering(), 600.0, 62.0) > 1.15
+
+
 def test_a_draining_machine_gets_no_new_leases_and_goes_on_when_empty() -> None:
     core = a_core()
     name = make_ready(core, an_offering())

@@ -69,6 +69,7 @@ class PoolCore:
         self.misses = 0
         self.claims = 0
         self._new_name = new_name
+        self._ticked_s = now_s
         self._actions: list[Action] = []
         self._lost: list[Lost] = []
         rows = {row.name: row for row in saved.machines}
@@ -394,6 +395,8 @@ class PoolCore:
 
     def tick(self, now_s: float) -> None:
         """Deadlines, and slots whose unconfirmed leases are over. At least once a second or so."""
+        self.supply.ran_since(self.table, self._ticked_s, now_s)
+        self._ticked_s = now_s
         for machine in self.table:
             deadline_s = machine.deadline_s()
             if machine.state is _S.BOOTING:
