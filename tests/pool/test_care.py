@@ -2,7 +2,14 @@
 
 import pytest
 
-from nagara.contract.machine import CheckKind, CheckResult, DeviceEvent, Outcome, Vitals
+from nagara.contract.machine import (
+    CheckKind,
+    CheckResult,
+    DeviceEvent,
+    HealthReport,
+    Outcome,
+    Vitals,
+)
 from nagara.pool.actions import Check, NoSlot
 from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import ANY
@@ -194,12 +201,12 @@ def test_a_machine_whose_monitor_stays_silent_is_diagnosed_too() -> None:
 def test_only_heavy_diagnostics_put_off_the_weekly_ones() -> None:
     (core, (name, *_)), care = ready_core(2), Care()
     care.look_at_schedule(core, 0.0, 0.0)
-    care.checked(name, CheckKind.MEDIUM, None, EVERY_S - 10)
+    care.checked(name, HealthReport(CheckKind.MEDIUM, ()), None, EVERY_S - 10)
     care.look_at_schedule(core, 0.0, EVERY_S + 1)
     (check,) = checks(core)
     assert (check.name, check.kind) == (name, CheckKind.HEAVY)
     core.checked(check, EVERY_S + 2, None)
-    care.checked(name, CheckKind.HEAVY, None, EVERY_S + 2)
+    care.checked(name, HealthReport(CheckKind.HEAVY, ()), None, EVERY_S + 2)
     care.look_at_schedule(core, 0.0, EVERY_S + 3)
     assert [one.name for one in checks(core)] != [name]
 
@@ -211,6 +218,6 @@ def test_machines_that_passed_do_not_hold_the_brake_any_longer() -> None:
     assert care.brake.is_on("h100", 10, 1.0)
     for check in checks(core):
         core.checked(check, 2.0, None)
-        care.checked(check.name, check.kind, None, 2.0)
+        care.checked(check.name, HealthReport(check.kind, ()), None, 2.0)
     assert not care.brake.is_on("h100", 10, 2.0)
     assert care.suspect(core, names[5], "bad", 3.0)

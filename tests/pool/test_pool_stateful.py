@@ -22,7 +22,8 @@ from nagara.pool.fairness import Claimant
 from nagara.pool.greedy import greedy_plan
 from nagara.pool.lease import SKEW_S, TTL_S, split_slot
 from nagara.pool.ledger import MemoryLedger
-from nagara.pool.sizing import Meters, Policy, make_problem
+from nagara.pool.meters import Meters
+from nagara.pool.sizing import Policy, make_problem
 from nagara.pool.states import MachineEvent, MachineState
 from nagara.testing.pools import an_offering
 

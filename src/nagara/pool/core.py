@@ -145,6 +145,17 @@ class PoolCore:
         lease = self.grants.grant(machine, claimant.app, wanted, needs)
         return Granted(lease, machine.name, machine.address)
 
+    def claim_spare(
+        self, claimant: Claimant, wanted: DemandClass, needs: Resources
+    ) -> Granted | NoSlot:
+        """A slot for work that can wait for ever: neither a miss nor a turn taken."""
+        machine = self.grants.inventory.find(wanted, needs)
+        if machine is None:
+            return NoSlot(self._why_none(wanted), None)
+        self.arbiter.served(claimant.app)
+        lease = self.grants.grant(machine, claimant.app, wanted, needs)
+        return Granted(lease, machine.name, machine.address)
+
     def give_back(self, lease: Lease, now_s: float, *, is_confirmed: bool) -> bool:
         """Ends a lease; False if it is not the present one.
 

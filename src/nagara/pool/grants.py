@@ -11,7 +11,7 @@ from nagara.contract.replica import Lease
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Arbiter
 from nagara.pool.inventory import Inventory, added
-from nagara.pool.lease import SKEW_S, TTL_S, LeaseClock, slot_name, split_slot
+from nagara.pool.lease import SKEW_S, TTL_S, LeaseClock, machine_of, slot_name, split_slot
 from nagara.pool.machines import HeldSlot, LeaseRow, Machine, MachineTable
 from nagara.pool.states import MachineState
 
@@ -84,7 +84,7 @@ class Grants:
 
     def held(self, lease: Lease) -> HeldSlot | None:
         """The grant, if the lease is the present one of its slot."""
-        machine = self._table.get(split_slot(lease.slot)[0])
+        machine = self._table.get(machine_of(lease.slot))
         held = machine.held.get(lease.slot) if machine is not None else None
         return held if held is not None and held.epoch == lease.epoch else None
 

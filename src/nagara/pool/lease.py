@@ -16,6 +16,8 @@ connection would prolong a lease after its slot was granted to somebody else.
 
 import math
 
+from nagara.contract.replica import Lease
+
 TTL_S = 15.0
 RENEW_EVERY_S = 3.0
 SKEW_S = 2.0  # two clocks' difference over one TTL, with plenty to spare
@@ -24,6 +26,16 @@ SKEW_S = 2.0  # two clocks' difference over one TTL, with plenty to spare
 def slot_name(machine: str, devices: tuple[int, ...]) -> str:
     """`("m1", (0, 2))` → `m1/0+2`."""
     return f"{machine}/{'+'.join(map(str, devices))}"
+
+
+def machine_of(slot: str) -> str:
+    """The machine of a slot, whatever form its devices have."""
+    return slot.rpartition("/")[0]
+
+
+def same_grant(one: Lease | None, other: Lease) -> bool:
+    """Whether both are of one grant, whatever is said of its end."""
+    return one is not None and one.slot == other.slot and one.epoch == other.epoch
 
 
 def split_slot(slot: str) -> tuple[str, tuple[int, ...]]:

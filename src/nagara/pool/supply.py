@@ -10,7 +10,8 @@ times are given, on a clock that never jumps.
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from nagara.contract.machine import Offering
 from nagara.pool.machines import Machine
@@ -146,6 +147,26 @@ class Supply:
         """The refusal that keeps an offering out of plans at present, or None."""
         seen = self._seen.get(offering)
         return seen.why_closed if seen is not None and now_s < seen.closed_until_s else None
+
+    def to_document(self, now_s: float) -> dict[str, Any]:
+        """As JSON, in ages instead of readings of a clock."""
+        documents = {}
+        for offering, seen in self._seen.items():
+            seen.fade(now_s)
+            document = asdict(seen)
+            del document["at_s"]
+            document["closed_until_s"] = max(0.0, seen.closed_until_s - now_s)
+            documents[offering] = document
+        return documents
+
+    def load(self, documents: dict[str, Any], now_s: float, elapsed_s: float) -> None:
+        """Takes over what was observed `elapsed_s` before now."""
+        for offering, document in documents.items():
+            left_s = document["closed_until_s"] - elapsed_s
+            seen = _Seen(**document, at_s=now_s - elapsed_s)
+            seen.closed_until_s = now_s + left_s if left_s > 0 else -math.inf
+            seen.fade(now_s)
+            self._seen[offering] = seen
 
     def _at(self, offering: str, now_s: float) -> _Seen:
         seen = self._seen.setdefault(offering, _Seen(at_s=now_s))

@@ -5,7 +5,7 @@ Changes machines only through the core. Called from the pool's loop.
 
 import logging
 
-from nagara.contract.machine import CheckKind, DeviceEvent, Outcome, Vitals
+from nagara.contract.machine import CheckKind, DeviceEvent, HealthReport, Outcome, Vitals
 from nagara.pool.core import PoolCore
 from nagara.pool.health.brake import Brake
 from nagara.pool.health.schedule import Candidate, at_once, due
@@ -29,6 +29,7 @@ class Care:
         self._policy = policy or XidPolicy()
         self._watched: set[str] = set()
         self._heard: dict[str, str] = {}  # mark of the last vitals, by machine
+        self._reports: dict[str, HealthReport] = {}
         self._checked_s: dict[str, float] = {}  # last heavy round passed, by machine
 
     def suspect(self, core: PoolCore, name: str, reason: str, now_s: float) -> bool:
@@ -87,6 +88,9 @@ class Care:
             self.watchdog.forget(_monitor(name))
         for name in [name for name in self._heard if name not in core.table]:
             del self._heard[name]
+        for name in [name for name in self._reports if name not in core.table]:
+            del self._reports[name]
+            self._checked_s.pop(name, None)
         for name in ready - self._watched:
             self.watchdog.expect(_monitor(name), every_s, now_s)
         self._watched = ready
@@ -98,14 +102,27 @@ class Care:
                 core.let_in(name, SILENT)
         return sorted(stuck)
 
-    def checked(self, name: str, kind: CheckKind, why: str | None, now_s: float) -> None:
+    def checked(self, name: str, report: HealthReport, why: str | None, now_s: float) -> None:
         """A round of checks of a machine has ended; `why` None: passed."""
-        if why is None and kind is CheckKind.HEAVY:
+        self._reports[name] = report
+        if why is None and report.kind is CheckKind.HEAVY:
             self._checked_s[name] = now_s
-        if why is None and kind is not CheckKind.BOOT:
+        if why is None and report.kind is not CheckKind.BOOT:
             self.brake.healthy(name)
         if why is not None:
-            _log.warning("%s failed its %s checks: %s", name, kind, why)
+            _log.warning("%s failed its %s checks: %s", name, report.kind, why)
+
+    def last_report(self, name: str) -> HealthReport | None:
+        """The latest round of checks of a machine."""
+        return self._reports.get(name)
+
+    def to_document(self, now_s: float) -> dict[str, float]:
+        """Ages of the last thorough rounds, by machine, as JSON."""
+        return {name: now_s - at_s for name, at_s in self._checked_s.items()}
+
+    def load(self, ages_s: dict[str, float], now_s: float, elapsed_s: float) -> None:
+        """Takes over what an earlier process had looked at."""
+        self._checked_s = {name: now_s - elapsed_s - age_s for name, age_s in ages_s.items()}
 
     def look_at_schedule(self, core: PoolCore, target: float, now_s: float) -> None:
         """Has idle machines diagnosed: those that are kept out, and those not seen to for long."""

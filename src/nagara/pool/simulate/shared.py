@@ -18,13 +18,14 @@ from nagara.pool.errors import PlanError
 from nagara.pool.fairness import Claimant
 from nagara.pool.greedy import greedy_plan
 from nagara.pool.ledger import MemoryLedger
+from nagara.pool.meters import Meters
 from nagara.pool.planner import Solver, make_plan
 from nagara.pool.problem import Plan, Problem
 from nagara.pool.runner import Steadiness
 from nagara.pool.simulate.claims import Claim
 from nagara.pool.simulate.market import World
 from nagara.pool.simulate.result import CHECK_S, Result, Sample
-from nagara.pool.sizing import PLAN_EVERY_S, Meters, Policy, make_problem
+from nagara.pool.sizing import PLAN_EVERY_S, Policy, make_problem
 from nagara.pool.states import IN_FLIGHT, MachineEvent
 
 if TYPE_CHECKING:
