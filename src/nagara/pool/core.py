@@ -32,7 +32,7 @@ from nagara.pool.errors import IllegalEventError
 from nagara.pool.fairness import Arbiter, Claimant
 from nagara.pool.grants import Grants
 from nagara.pool.leadtime import LeadTimes
-from nagara.pool.machines import Machine, MachineRow, MachineTable, Saved, Writes
+from nagara.pool.machines import Machine, MachineRow, MachineTable, Saved, Writes, restored
 from nagara.pool.states import IN_FLIGHT, MachineEvent, MachineState
 from nagara.pool.supply import Supply
 
@@ -75,15 +75,7 @@ class PoolCore:
         rows = {row.name: row for row in saved.machines}
         self._add_own(rows.pop(self.own, None), own, now_s)
         for row in rows.values():
-            self.table.add(
-                Machine(
-                    name=row.name, offering=row.offering, state=row.state, epoch=row.epoch,
-                    since_s=now_s, reason=row.reason, address=row.address,
-                    after_drain=row.after_drain, requested_s=now_s,
-                    diagnosis=row.diagnosis, kept_out=frozenset(row.kept_out),
-                ),
-                is_known=True,
-            )  # fmt: skip
+            self.table.add(restored(row, now_s), is_known=True)
         self.grants.load(saved.leases, now_s, self.arbiter)
         for machine in self.table:
             self._act(machine, now_s)
@@ -114,6 +106,11 @@ class PoolCore:
         """To be carried out once the writes taken before are durable."""
         actions, self._actions = self._actions, []
         return actions
+
+    def put_back(self, writes: Writes, actions: list[Action]) -> None:
+        """What was taken could not be written, so nothing of it was done: it is still to do."""
+        self.table.put_back(writes)
+        self._actions = [*actions, *self._actions]
 
     def take_lost(self) -> list[Lost]:
         """Leases that ended because their machine is gone."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from nagara.contract.machine import NO_RESOURCES, CheckKind, Offering, Resources
 from nagara.pool.demandclass import ANY, DemandClass
 from nagara.pool.errors import StaleEpochError, UnknownMachineError
-from nagara.pool.lease import LeaseClock
+from nagara.pool.lease import LeaseClock, machine_of
 from nagara.pool.states import DEADLINES_S, MachineEvent, MachineState, after
 
 
@@ -215,6 +215,33 @@ class MachineTable:
         writes = Writes(rows, leases, tuple(self._gone))
         self._changed, self._leases, self._gone = {}, {}, {}
         return writes
+
+    def put_back(self, writes: Writes) -> None:
+        """These could not be made durable: they are to be written with the next ones."""
+        for row in writes.machines:
+            if row.name in self._machines:
+                self._changed[row.name] = None
+        for lease in writes.leases:
+            if machine_of(lease.slot) in self._machines:
+                self._leases.setdefault(lease.slot, lease)
+        self._gone = {**dict.fromkeys(writes.gone), **self._gone}
+
+
+def restored(row: MachineRow, now_s: float) -> Machine:
+    """A machine as an earlier process left it; its deadlines begin anew."""
+    return Machine(
+        name=row.name,
+        offering=row.offering,
+        state=row.state,
+        epoch=row.epoch,
+        since_s=now_s,
+        reason=row.reason,
+        address=row.address,
+        after_drain=row.after_drain,
+        diagnosis=row.diagnosis,
+        kept_out=frozenset(row.kept_out),
+        requested_s=now_s,
+    )
 
 
 def _lease_row(one: HeldSlot | LeaseRow) -> LeaseRow:

@@ -296,8 +296,12 @@ class PoolService:
         async with self._write_lock:
             writes = self.core.take_writes()
             actions = self.core.take_actions() if self._group is not None else []
-            if writes:
-                await asyncio.shield(self._record.write(writes))
+            try:
+                if writes:
+                    await asyncio.shield(self._record.write(writes))
+            except Exception:
+                self.core.put_back(writes, actions)
+                raise
         for action in actions:
             self._spawn(partial(self._act, action), str(action))
         for lost in self.core.take_lost():
