@@ -44,4 +44,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX pool_leases_by_machine ON pool_leases (machine)",
         "CREATE TABLE pool_facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     ),
+    (
+        "ALTER TABLE pool_machines ADD COLUMN diagnosis TEXT NOT NULL DEFAULT 'medium'",
+        "ALTER TABLE pool_machines ADD COLUMN kept_out TEXT NOT NULL DEFAULT '[]'",
+    ),
 )

@@ -45,7 +45,7 @@ def _method(result: Any, **arguments: Any) -> Method:
 
 MACHINE_METHODS: dict[str, Method] = {  # of the `MachineAgent` protocol
     "check": _method(HealthReport, kind=CheckKind),
-    "vitals": _method(Vitals),
+    "vitals": _method(Vitals, heard=str),
     "renew": _method(RenewalAnswer, renewals=tuple[Renewal, ...]),
     "fence": _method(None, slot=str, epoch=int),
 }

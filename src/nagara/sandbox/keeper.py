@@ -248,7 +248,10 @@ class Keeper:
     def _begin_lease(self, name: str, lease: dict[str, Any]) -> list[str]:
         ended = self._leases.begin(name, lease)
         if ended is None:
-            raise RefusedError(f"the lease of {lease['slot']} is over or another has followed it")
+            raise RefusedError(
+                f"the lease of {lease['slot']} is over, or another has followed it, "
+                "or this machine runs replicas under another name"
+            )
         self._end_all(ended)
         return list(ended)
 
