@@ -16,7 +16,8 @@ from nagara.image.content_writer import ContentWriter
 from nagara.image.errors import BadIndexError, ImageError
 from nagara.image.folder_import import import_folder
 from nagara.image.images import add_image, find_image, remove_image
-from nagara.image.mounts import mount_points
+from nagara.image.lazy_layer import READ_AHEAD_KIB
+from nagara.image.mounts import device_of, mount_points
 from nagara.image.prefetch import boot_id
 from nagara.image.tree import Node, new_folder
 from nagara.store.collecting import collect_local
@@ -334,8 +335,12 @@ def test_paths_with_colons_commas_and_great_length_are_mounted(
     machine = make_machine("a:b,c d\\e" + "/long" * 60)
     machine.add(source)
     target = tmp_path / "mnt" / "m:n,o"
-    show(machine, target)
+    mounted = show(machine, target, prefer_lazy=True)
     assert listing(target) == listing(source)
+    device = device_of(mounted.data_layers[0])
+    assert device is not None
+    read_ahead = Path(f"/sys/class/bdi/{device[0]}:{device[1]}/read_ahead_kb")
+    assert read_ahead.read_text().strip() == str(READ_AHEAD_KIB)
     subprocess.run(["umount", str(target)], check=True)
 
 

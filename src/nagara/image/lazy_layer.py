@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from nagara.base.errors import NagaraError
 from nagara.base.linux import MNT_DETACH, MS_NODEV, MS_NOSUID, MS_RDONLY, mount, unmount
 from nagara.image.fuse_wire import MAX_READ_BYTES
-from nagara.image.mounts import MountError, mount_points
+from nagara.image.mounts import MountError, device_of, mount_points
 
 _log = logging.getLogger(__name__)
 READ_AHEAD_KIB = 32768
@@ -251,16 +251,6 @@ class LazyLayer:
         return any(point.target == self.path for point in mount_points(self.path))
 
 
-def device_of(path: Path) -> tuple[int, int] | None:
-    """Device number of what is mounted at `path`, without asking its daemon."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split(" ")
-        if fields[4] == str(path):
-            major, _, minor = fields[2].partition(":")
-            return int(major), int(minor)
-    return None
-
-
 def set_read_ahead(path: Path, kib: int) -> None:
     """How far ahead the kernel reads on the mount at `path`."""
     device = device_of(path)
@@ -268,6 +258,16 @@ def set_read_ahead(path: Path, kib: int) -> None:
         entry = Path(f"/sys/class/bdi/{device[0]}:{device[1]}/read_ahead_kb")
         with contextlib.suppress(OSError):
             entry.write_text(f"{kib}\n")
+
+
+def connection_number(device: tuple[int, int]) -> int:
+    """What the kernel calls the FUSE connection of a mount with that device number.
+
+    Its own form of the number (include/linux/kdev_t.h), not the one that stat gives to programs:
+    the two differ from minor 256 on.
+    """
+    major, minor = device
+    return major << 20 | minor
 
 
 def abort_connection(path: Path) -> None:
@@ -284,7 +284,7 @@ def abort_connection(path: Path) -> None:
         with contextlib.suppress(OSError):
             mount("fusectl", control, "fusectl", MS_NODEV | MS_NOSUID)
     try:
-        (control / str(os.makedev(*device)) / "abort").write_text("1")
+        (control / str(connection_number(device)) / "abort").write_text("1")
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EACCES, errno.EROFS):
             raise
