@@ -52,6 +52,7 @@ class App:
     scale: Scale = Scale()
     timeouts: Timeouts = Timeouts()
     snapshot: bool = True
+    image_index: str | None = None  # the tree that `image` was at deployment; None for `host`
     served_model: str | None = None  # the name its OpenAI server knows its model by
 
     @property
@@ -64,7 +65,7 @@ class App:
         return {
             "tenant": self.tenant,
             "app": self.name,
-            "image": self.image,
+            "image": self.image if self.image_index is None else [self.image, self.image_index],
             "models": self.models,
             "command": self.command,
             "port": self.port,
@@ -91,6 +92,7 @@ class App:
             limits=self.limits,
             start_timeout_s=self.timeouts.start_s,
             snapshot=self.snapshot,
+            image_index=self.image_index,
         )
 
     @property

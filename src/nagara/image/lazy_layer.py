@@ -134,7 +134,7 @@ class LazyLayer:
     def ensure(self) -> None:
         """Mounted and served afterwards. Raises `MountError`, `DaemonError`."""
         with self._lock:
-            if not self._is_mounted() or self._held() is None:
+            if not self.is_mounted() or self._held() is None:
                 self._mount()
             if not self._answers():
                 self._start()
@@ -187,7 +187,7 @@ class LazyLayer:
             os.close(descriptor)
 
     def _take_down(self) -> None:
-        if self._is_mounted():
+        if self.is_mounted():
             abort_connection(self.path)
             unmount(self.path, MNT_DETACH)
         self._keeper.release(self._name)
@@ -247,7 +247,8 @@ class LazyLayer:
             os.close(descriptor)
         return descriptor
 
-    def _is_mounted(self) -> bool:
+    def is_mounted(self) -> bool:
+        """Whether there is a mount, served or not."""
         return any(point.target == self.path for point in mount_points(self.path))
 
 

@@ -1,9 +1,10 @@
 """A virtual environment as an image of its own, with all it needs to run.
 
-Into the image go, at the paths they have on this machine: the environment, the interpreter it
-was made from with its standard library, the shared libraries of both as the loader would find
-them, the loader itself, and the few files of /etc without which programs misbehave. What a
-library needs and this machine does not have is reported, not guessed. Blocking.
+Into the image go, at the paths they have on this machine: the environment, folders that its path
+files name (such as the sources of an editable installation), the interpreter it was made from
+with its standard library, the shared libraries of all of them as the loader would find them, the
+loader itself, and the few files of /etc without which programs misbehave. What a library needs
+and this machine does not have is reported, not guessed. Blocking.
 """
 
 import os
@@ -55,6 +56,10 @@ def import_venv(venv: Path, writer: ContentWriter) -> VenvImport:
     image = _Image(writer)
     image.prepare()
     image.add_tree(venv)
+    named = _named_folders(venv / "lib" / f"python{version}" / "site-packages", venv)
+    for folder in named:
+        hidden = {os.fsencode(each.name) for each in folder.glob(".*")}
+        image.add_tree(folder, leave_out=hidden)  # what is hidden cannot be imported
     image.add_file(python.resolve())
     image.add_links_to(python)
     left_out = {name.encode() for name in _LEFT_OUT_OF_LIBRARY} | {b"site-packages"}
@@ -63,6 +68,7 @@ def import_venv(venv: Path, writer: ContentWriter) -> VenvImport:
         if (Path("/") / tree).is_dir():
             image.add_tree(Path("/") / tree)
     programs = [python.resolve(), *_shared_objects(venv), *_shared_objects(library / "lib-dynload")]
+    programs += [path for folder in named for path in _shared_objects(folder)]
     closure = library_closure(programs)
     for found in closure.found:
         image.add_links_to(found)
@@ -76,6 +82,19 @@ def _version(venv: Path) -> str:
         if key.strip() in ("version", "version_info"):
             return ".".join(value.strip().split(".")[:2])
     return sysconfig.get_python_version()
+
+
+def _named_folders(site_packages: Path, venv: Path) -> list[Path]:
+    """Folders outside the environment that its path files add to the search path. See site(3)."""
+    found: dict[Path, None] = {}
+    for file in sorted(site_packages.glob("*.pth")):
+        for line in file.read_text(errors="replace").splitlines():
+            text = line.strip()
+            if text and not text.startswith(("#", "import ", "import\t")):
+                folder = Path(os.path.normpath(site_packages / text))
+                if folder.is_dir() and not folder.is_relative_to(venv):
+                    found[folder] = None
+    return list(found)
 
 
 def _shared_objects(folder: Path) -> list[Path]:

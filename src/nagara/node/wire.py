@@ -18,6 +18,8 @@ from nagara.contract import node as contract
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    ImageOrder,
+    ImageReport,
     NodeFacts,
     ReplicaStatus,
     StartOrder,
@@ -42,6 +44,7 @@ def _method(result: Any, **arguments: Any) -> Method:
 
 METHODS: dict[str, Method] = {
     "facts": _method(NodeFacts),
+    "bring_image": _method(ImageReport, order=ImageOrder),
     "start": _method(StartReport, order=StartOrder),
     "capture": _method(CaptureReport, order=CaptureOrder),
     "stop": _method(None, replica=str, grace_s=float),
@@ -56,6 +59,7 @@ _ERRORS: dict[str, type[NagaraError]] = {
     kind.__name__: kind
     for kind in (
         contract.NodeError,
+        contract.BadImageError,
         contract.StartFailedError,
         contract.ReplicaGoneError,
         contract.NodeUnavailableError,
