@@ -39,6 +39,8 @@ def source(tmp_path: Path) -> Path:
     (folder / "bin").mkdir(parents=True)
     (folder / "bin/true").write_bytes(Path("/bin/true").read_bytes())
     (folder / "bin/true").chmod(0o755)
+    (folder / "folder").mkdir()
+    (folder / "folder/in it").write_bytes(noise(70_000, 3))
     (folder / "small").write_bytes(b"inline")
     (folder / "empty").touch()
     (folder / "medium").write_bytes(noise(300_000))
@@ -239,6 +241,13 @@ def test_a_writable_mount_leaves_the_image_alone_and_its_upper_is_an_image_again
     (target / "bin").mkdir()
     (target / "bin/new").write_bytes(noise(9000, 5))
     (target / "fifo").unlink()
+    # What overlay would write down as a mark, if it could.
+    (target / "empty").chmod(0o600)
+    (target / "hard").chmod(0o640)
+    os.chown(target / "large", 77, 88)
+    os.setxattr(target / "hard", "user.note", b"new")
+    subprocess.run(["mv", str(target / "folder"), str(target / "moved")], check=True)
+    (target / "moved/in it").rename(target / "moved/renamed")
     expected = listing(target)
     subprocess.run(["umount", str(target)], check=True)
     with ContentWriter(machine.store()) as writer:
