@@ -116,7 +116,7 @@ async def test_a_replica_sees_its_image_and_nothing_of_the_machine(imaged, tree)
     assert seen == [os.path.realpath(sys.executable), str(tree / "venv/bin/python"), False, False]
     await imaged.stop(name)
     assert imaged.leftovers() == []
-    assert not [p for p in mounts_of(imaged).pins() if "replica:" in p.holder]
+    assert not [p for p in mounts_of(imaged).pins() if "#" in p.holder]
 
 
 async def test_bringing_an_image_again_brings_nothing(imaged, source):
@@ -252,10 +252,12 @@ async def test_a_next_node_takes_over_what_a_replica_holds(make_yard, tools, sou
         await settled(yard)
         # Of a replica that nobody knows any more.
         image = find_image(mounts_of(yard).store("default"), app_image("obedient", index))
-        mounts_of(yard).mount("default", image, "replica:vanished/0")
+        mounts_of(yard).mount("default", image, f"{yard.state}/node/replicas/vanished#0")
         await yard.close(stop_replicas=False)
         await yard.open()
-        assert {pin.holder for pin in mounts_of(yard).pins()} == {f"replica:{stays}/0"}
+        assert {pin.holder for pin in mounts_of(yard).pins()} == {
+            f"{yard.state}/node/replicas/{stays}#0"
+        }
         assert await yard.tell(stays, "import decimal; answer = str(decimal.Decimal(1))") == "1"
         await yard.stop(stays)
         assert mounts_of(yard).pins() == []

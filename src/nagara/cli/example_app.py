@@ -7,6 +7,7 @@ def engine_app(
     name: str,
     model: str,
     *,
+    image: str = "host",
     snapshot: bool = True,
     compile_cache: str | None = None,
     max_replicas: int = 4,
@@ -14,6 +15,7 @@ def engine_app(
     """The text of an app file with one app.
 
     Args:
+        image: as in an app file.
         snapshot: whether it may be saved and restored.
         compile_cache: compile the model's forward pass, with the compiler's files in this folder
             of the replica; None runs it as it is.
@@ -21,7 +23,7 @@ def engine_app(
     command = ["nagara", "engine", "serve", f"/models/{model}", "--port", "${PORT}"]
     lines = [
         f"[app.{name}]",
-        'image    = "host"',
+        f"image    = {json.dumps(image)}",
         f'models   = ["{model}"]',
         f"command  = {json.dumps([*command, '--compile'] if compile_cache else command)}",
         'ready    = "/health"',

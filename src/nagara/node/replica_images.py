@@ -49,7 +49,7 @@ from nagara.store.store import Store
 _log = logging.getLogger(__name__)
 HOST = "host"
 STORED = "image:"  # an image that was imported under a name before
-_HOLDER = "replica:"
+_PART = "#"  # between a replica's folder and the number of what it holds
 _INDEX_CHARS = 20  # of a base32 digest: 100 bits
 _BYTES_PER_LISTED = 40
 
@@ -90,6 +90,7 @@ class NodeImages:
     def __init__(self, state: Path, open_mounts: Callable[[], ImageMounts]) -> None:
         self._state = state
         self._models = state / "models"
+        self._replicas = state.resolve() / "node/replicas"
         self._open_mounts = open_mounts
         self._mounts: ImageMounts | None = None
         self._opening = threading.Lock()
@@ -236,7 +237,7 @@ class NodeImages:
         self, mounts: ImageMounts, replica: str, tenant: str, wanted: list[Image], *,
         prefer_lazy: bool,
     ) -> list[MountedImage]:  # fmt: skip
-        holders = [f"{_HOLDER}{replica}/{number}" for number in range(len(wanted))]
+        holders = [f"{self._holder(replica)}{number}" for number in range(len(wanted))]
         try:
             return [
                 mounts.mount(tenant, image, holder, prefer_lazy=prefer_lazy)
@@ -312,7 +313,7 @@ class NodeImages:
         if self._mounts is None and not self._has_store():
             return
         mounts = self._opened()
-        holder = f"{_HOLDER}{replica}/"
+        holder = self._holder(replica)
         for each in {pin.holder for pin in mounts.pins() if pin.holder.startswith(holder)}:
             mounts.release(each)
 
@@ -321,9 +322,11 @@ class NodeImages:
         if self._mounts is None and not self._has_store():
             return
         mounts = self._opened()
-        alive = {f"{_HOLDER}{replica}" for replica in replicas}
-        gone = {pin.holder for pin in mounts.pins() if not _is_alive(pin.holder, alive)}
-        for holder in gone:
+        alive = tuple(self._holder(replica) for replica in replicas)
+        holders = {pin.holder for pin in mounts.pins()}
+        for holder in holders:
+            if holder.startswith(alive) or not self._is_gone(holder):
+                continue
             mounts.release(holder)
         for tenant in {pin.tenant for pin in mounts.pins()}:
             mounts.resume(tenant)
@@ -346,6 +349,17 @@ class NodeImages:
             self._mounts.objects.close()
             self._mounts = None
 
+    def _holder(self, replica: str) -> str:
+        """Several nodes may share a store: a holder is named by its replica's folder."""
+        return f"{self._replicas / replica}{_PART}"
+
+    def _is_gone(self, holder: str) -> bool:
+        """Whether a holder is one no longer; `holder` is no replica of this node that runs."""
+        place, part, _ = holder.partition(_PART)
+        if not part:  # a person's mount point
+            return not any(point.target == Path(place) for point in mount_points(Path(place)))
+        return Path(place).parent == self._replicas or not Path(place).exists()
+
     def _has_store(self) -> bool:
         return (self._state / "store/ledger.sqlite").exists()
 
@@ -366,13 +380,6 @@ def _local_image(store: Store, name: str) -> Image | None:
         return image_from(read_root(store.local, "images", name))
     except AbsentError:
         return None
-
-
-def _is_alive(holder: str, replicas: Collection[str]) -> bool:
-    """Whether a holder still is one: a running replica, or a mount point of a person's."""
-    if holder.startswith(_HOLDER):
-        return holder.rpartition("/")[0] in replicas
-    return any(point.target == Path(holder) for point in mount_points(Path(holder)))
 
 
 def _touched_bytes(touch: Touch) -> int:
