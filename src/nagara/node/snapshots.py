@@ -85,9 +85,7 @@ class NodeSnapshots:
             for snapshot in self._catalog.all_of(spec.tenant, spec.app, key)
         }
         if not by_folder:
-            if self._catalog.quarantined(spec.tenant, spec.app, key):
-                return NoSnapshot("its snapshot is in quarantine", capture_wanted=False)
-            return NoSnapshot("there is no snapshot yet", capture_wanted=True)
+            return _none_yet(self._catalog.quarantined(spec.tenant, spec.app, key))
         for folder, snapshot in list(by_folder.items()):
             if changed := snapshot.record.changed_host_file():
                 stale = f"{changed} has changed since the snapshot was made"
@@ -233,6 +231,18 @@ class NodeSnapshots:
             self._catalog.make_staging(staging)
         except OSError as error:
             raise CaptureError(f"cannot be saved: {error}") from error
+
+
+def _none_yet(in_quarantine: int) -> NoSnapshot:
+    """A bad snapshot may be bad by chance, and is made again; the second of an app is not."""
+    if in_quarantine == 0:
+        return NoSnapshot("there is no snapshot yet", capture_wanted=True)
+    if in_quarantine == 1:
+        return NoSnapshot("its snapshot is in quarantine", capture_wanted=True)
+    return NoSnapshot(
+        "its snapshot is in quarantine, and so is the one before: none is made any more",
+        capture_wanted=False,
+    )
 
 
 def question_of(canary: Canary) -> Question:

@@ -6,6 +6,7 @@ that memory, layer and marks belong to the same moment.
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ from nagara.sandbox.fault_points import reach
 from nagara.sandbox.rights import CAP_SYS_RESOURCE, has_capability, other_users
 from nagara.sandbox.runc import Runc
 from nagara.snapshot.catalog import FileMark, digests
+from nagara.snapshot.criu_images import ImageFormatError
 from nagara.snapshot.errors import CaptureError
 from nagara.snapshot.opened import OpenedFiles
 from nagara.snapshot.processes import host_files, processes_of
+from nagara.snapshot.zero_pages import drop_zero_pages
 
 # What the checkpoint tool is told at capture and restore alike. No request touches a replica
 # that is being captured or restored, so the network need not be locked (a locked port drops the
@@ -27,6 +30,8 @@ from nagara.snapshot.processes import host_files, processes_of
 # several names is not: the tool would make it a name in the layer and take that away again with
 # the dump, before the layer is frozen.
 CRIU_CONFIG = "network-lock skip\ntcp-close\nghost-limit 268435456\nfile-locks\n"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ def save(
         reach("capture.listed")
         runc.checkpoint(container, staging / "memory", work)
         reach("capture.memory")
+        _shorten(staging / "memory", container)
         layer_bytes = freeze(upper, staging / "layer.erofs")
         reach("capture.layer")
         files, layer_digest = digests(staging), listing_digest(upper)
@@ -84,6 +90,16 @@ def save(
         raise CaptureError(error.strerror or str(error), where=container) from error
     memory_bytes = sum(size for name, (size, _) in files.items() if name.startswith("memory/"))
     return Saved(marks, files, layer_digest, memory_bytes, layer_bytes)
+
+
+def _shorten(memory: Path, container: str) -> None:
+    """Leaves zero pages out; a snapshot that cannot be shortened is good as it is."""
+    try:
+        saved_bytes = drop_zero_pages(memory)
+    except ImageFormatError as error:
+        _log.warning("%s: the snapshot keeps its zero pages: %s", container, error)
+    else:
+        _log.info("%s: %d bytes of zero pages are not carried", container, saved_bytes)
 
 
 def _unsavable(init_pid: int) -> str | None:

@@ -190,10 +190,18 @@ class Catalog:
         self._verified[snapshot.folder] = identity
 
     def drop_others_like(self, snapshot: Snapshot) -> list[Path]:
-        """Removes the older snapshots that this one, of the same key and host class, replaces."""
+        """Removes the older snapshots that this one, of the same key and host class, replaces.
+
+        Of those in quarantine the memory goes and the note stays: it says whether another
+        capture is worth its while.
+        """
         dropped = []
         for folder in snapshot.folder.parent.iterdir():
             if folder == snapshot.folder:
+                continue
+            if self.bad_count(folder) >= _BAD_LIMIT:
+                shutil.rmtree(folder / "memory", ignore_errors=True)
+                (folder / "layer.erofs").unlink(missing_ok=True)
                 continue
             try:
                 record = SnapshotRecord.from_json((folder / "snapshot.json").read_bytes())
