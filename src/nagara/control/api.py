@@ -162,7 +162,7 @@ class Api:
         """`{"app", "starts": [...]}`, newest first; `name` is an app or a replica.
 
         A start: `replica, kind, stages (seconds, with unaccounted), total_s, started_s,
-        fallback, snapshot, error`.
+        fallback, snapshot, error, files`.
         """
         name = arguments["name"]
         replica = None

@@ -32,4 +32,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             id TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL,
             sha256 TEXT NOT NULL UNIQUE, created_s REAL NOT NULL)""",
     ),
+    ("ALTER TABLE starts ADD COLUMN files TEXT",),
 )

@@ -5,7 +5,8 @@ An image is a root of the store (kind `images`):
     index    the object that holds the tree
     lists    reference lists: what the tree needs; what its trace needs, once there is one
     trace    the object that says what a start touches, once one was recorded
-    config   how its command is run, if its source said so: env, entrypoint, cmd, workdir, user
+    config   how its command is run, if its source said so: env, entrypoint, cmd, workdir, user;
+             and what it will miss
     source_state   what its source was: equal states, equal trees; None where that is unknown
 
 Its fingerprint is the index's name: equal fingerprints, equal trees. Blocking; from any thread.

@@ -233,6 +233,12 @@ class ImageMounts:
             request |= {"list": str(image.list), "index": str(image.index)}
             self.lazy_layer(mounted.tenant).ask(request)
 
+    def trust(self, tenant: str, image: Image) -> None:
+        """The index was made on this machine: it need not be read before it is mounted."""
+        mark = self._mark(tenant, image)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
     def pins(self) -> list[Pin]:
         """Who holds what."""
         return self.objects.ledger.pins()
@@ -311,11 +317,12 @@ class ImageMounts:
             _log.warning("%s does not begin: %s", request["op"], error)
 
     def _check(self, store: Store, tenant: str, image: Image) -> None:
-        mark = self._folder / "checked" / tenant / str(image.index)
-        if not mark.exists():
+        if not self._mark(tenant, image).exists():
             check_index(store, image)
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
+            self.trust(tenant, image)
+
+    def _mark(self, tenant: str, image: Image) -> Path:
+        return self._folder / "checked" / tenant / str(image.index)
 
     def _mount_index(self, store: Store, tenant: str, image: Image) -> Path:
         target = self._folder / "index" / tenant / str(image.index)

@@ -25,14 +25,16 @@ from nagara.image.file_memory import FileMemory
 from nagara.image.folder_import import import_folder
 from nagara.image.images import Added, Image, add_image, list_images
 from nagara.image.oci import OciLayout, import_docker_archive, import_manifest
-from nagara.image.prefetch import check_complete
+from nagara.image.prefetch import boot_id, check_complete
 from nagara.image.registry import Credentials, Registry, parse_reference, read_credentials
 from nagara.image.tree import Node
-from nagara.image.venv_import import import_venv
+from nagara.image.tree_state import tree_state
+from nagara.image.venv_import import import_venv, venv_roots
 from nagara.store.roots import read_list, write_root
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
+_MISSING = "Missing"  # in an image's configuration: libraries this machine does not have
 KINDS = ("dir", "venv", "oci", "docker-archive", "registry", "layer")
 
 
@@ -106,7 +108,7 @@ def import_image(
         found = _read(source, store, writer, access or RegistryAccess())
     if isinstance(found, Image):
         added = _added_before(store, replace(found, name=name, source=str(source)))
-        missing: tuple[str, ...] = ()
+        missing = tuple((found.config or {}).get(_MISSING, ()))
     else:
         missing = found.missing
         added = add_image(
@@ -116,12 +118,14 @@ def import_image(
             str(source),
             new=writer.new,
             is_layer=source.kind == "layer",
-            config=found.config,
+            config={**found.config, **({_MISSING: list(missing)} if missing else {})},
             source_state=found.state,
         )
     image = added.image
     # Everything is here: the next mount needs no daemon.
-    check_complete(store, image.list, [*read_list(store, image.list), image.list])
+    local = store.local
+    if not local.folder.ledger.is_complete(local.tenant, str(image.list), boot_id()):
+        check_complete(store, image.list, [*read_list(store, image.list), image.list])
     return added, missing
 
 
@@ -156,15 +160,23 @@ def _read(
     source: Source, store: Store, writer: ContentWriter, access: RegistryAccess
 ) -> "_Found | Image":
     path = Path(source.place)
+    state: str | None
     if source.kind == "venv":
+        state = tree_state(venv_roots(path))
+        if state is not None and (known := _known(store, state)) is not None:
+            return known
         venv = import_venv(path, writer)
         config = {"Env": [f"PATH={venv.python.parent}:/usr/bin:/bin"]}
-        return _Found(venv.tree, config, venv.missing)
+        return _Found(venv.tree, config, venv.missing, state)
     if source.kind in ("dir", "layer"):
         if not path.is_dir():
             raise UsageError("is no folder", where=str(path))
         is_layer = source.kind == "layer"
-        return _Found(import_folder(path.absolute(), writer, is_layer=is_layer), {})
+        state = tree_state([path.absolute()])
+        if state is not None and (known := _known(store, f"{source.kind} {state}")) is not None:
+            return known
+        tree = import_folder(path.absolute(), writer, is_layer=is_layer)
+        return _Found(tree, {}, state=state and f"{source.kind} {state}")
     if not path.exists() and source.kind != "registry":
         raise SourceError("is not there", where=str(path))
     if source.kind == "docker-archive":

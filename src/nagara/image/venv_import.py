@@ -40,8 +40,28 @@ class VenvImport:
     missing: tuple[str, ...]
 
 
-def import_venv(venv: Path, writer: ContentWriter) -> VenvImport:
-    """Raises `SourceError` for a folder that is no virtual environment of a CPython here."""
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a virtual environment consists of."""
+
+    venv: Path
+    python: Path
+    library: Path
+    named: tuple[Path, ...]  # by its path files
+
+
+def venv_roots(venv: Path) -> list[Path]:
+    """Everything that an import depends on: when none of it has changed, the image is the same.
+
+    The loader's cache stands for the shared libraries of the system.
+    """
+    parts = _parts(venv)
+    trees = [Path("/") / tree for tree in _TREES]
+    cache = Path("/etc/ld.so.cache")
+    return [parts.venv, parts.python.resolve(), parts.library, *parts.named, *trees, cache]
+
+
+def _parts(venv: Path) -> _Parts:
     venv = venv.absolute()
     python = venv / "bin/python"
     if not (venv / "pyvenv.cfg").is_file() or not python.exists():
@@ -53,27 +73,34 @@ def import_venv(venv: Path, writer: ContentWriter) -> VenvImport:
         raise SourceError(
             f"the interpreter's standard library is not at {library}", where=str(venv)
         )
+    packages = venv / "lib" / f"python{version}" / "site-packages"
+    return _Parts(venv, python, library, tuple(_named_folders(packages, venv)))
+
+
+def import_venv(venv: Path, writer: ContentWriter) -> VenvImport:
+    """Raises `SourceError` for a folder that is no virtual environment of a CPython here."""
+    parts = _parts(venv)
     image = _Image(writer)
     image.prepare()
-    image.add_tree(venv)
-    named = _named_folders(venv / "lib" / f"python{version}" / "site-packages", venv)
-    for folder in named:
+    image.add_tree(parts.venv)
+    for folder in parts.named:
         hidden = {os.fsencode(each.name) for each in folder.glob(".*")}
         image.add_tree(folder, leave_out=hidden)  # what is hidden cannot be imported
-    image.add_file(python.resolve())
-    image.add_links_to(python)
+    image.add_file(parts.python.resolve())
+    image.add_links_to(parts.python)
     left_out = {name.encode() for name in _LEFT_OUT_OF_LIBRARY} | {b"site-packages"}
-    image.add_tree(library, leave_out=left_out)
+    image.add_tree(parts.library, leave_out=left_out)
     for tree in _TREES:
         if (Path("/") / tree).is_dir():
             image.add_tree(Path("/") / tree)
-    programs = [python.resolve(), *_shared_objects(venv), *_shared_objects(library / "lib-dynload")]
-    programs += [path for folder in named for path in _shared_objects(folder)]
+    programs = [parts.python.resolve()]
+    for folder in (parts.venv, parts.library / "lib-dynload", *parts.named):
+        programs += _shared_objects(folder)
     closure = library_closure(programs)
     for found in closure.found:
         image.add_links_to(found)
         image.add_file(found.resolve())
-    return VenvImport(image.root, python, closure.missing)
+    return VenvImport(image.root, parts.python, closure.missing)
 
 
 def _version(venv: Path) -> str:

@@ -116,6 +116,7 @@ class NodeImages:
                 self._refuse_own_state(order.image)
                 added, missing = self._import(store, order)
                 image, new_bytes = added.image, added.new_bytes
+                self._opened().trust(order.tenant, image)
             self._keep(store, image, order.app)
         for model in order.models:
             self._model_image(store, model)
