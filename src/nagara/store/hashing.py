@@ -54,12 +54,18 @@ def hash_file(descriptor: int, size: int, executor: Executor | None = None) -> H
 
 
 def hash_range(descriptor: int, start: int, length: int) -> bytes:
-    """sha256 of a part of a file. Raises `CorruptError` when the file ends earlier."""
+    """sha256 of a part of a file. Raises `CorruptError` when that is not there or unreadable."""
     digest = hashlib.sha256()
     buffer = _buffer()
     end = start + length
     while start < end:
-        got = os.preadv(descriptor, [buffer[: end - start]], start)
+        # Always whole pages, as a descriptor past the page cache wants it.
+        try:
+            got = min(os.preadv(descriptor, [buffer], start), end - start)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise CorruptError("the disk cannot read it", where=f"at {start}") from error
+            raise
         if not got:
             raise CorruptError("the file ends early", where=f"descriptor {descriptor}")
         digest.update(buffer[:got])

@@ -213,7 +213,7 @@ class LocalTier:
     def verify(self, name: ObjectName) -> bool:
         """Reads the whole object, whatever is recorded; removes it and returns False when wrong."""
         try:
-            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = self.open_past_cache(name)
         except FileNotFoundError:
             return False
         try:
@@ -223,6 +223,19 @@ class LocalTier:
             os.close(descriptor)
         self.discard(name)
         return False
+
+    def open_past_cache(self, name: ObjectName) -> int:
+        """A descriptor that reads what is on the disk, where the file system has such.
+
+        Reads through it begin and end at whole pages. Raises FileNotFoundError.
+        """
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(self.path(name), flags | os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        return os.open(self.path(name), flags)
 
     def discard(self, name: ObjectName) -> None:
         """Removes the object for good."""
