@@ -24,11 +24,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from nagara.base.errors import NagaraError
+from nagara.base.errors import NagaraError, UsageError
 from nagara.base.spans import STAGES
 from nagara.cli import page_cache
 from nagara.cli.bench_report import print_json, report, spread
-from nagara.cli.example_app import engine_app
+from nagara.cli.example_app import can_be_image, engine_app, own_image
 from nagara.cli.instance import Instance, own_instance
 from nagara.cli.settings import Settings
 
@@ -72,11 +72,22 @@ class Kind:
 @click.command()
 @click.option("--app", default="smollm2", show_default=True, help="A model that was added.")
 @click.option("--runs", default=5, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--image",
+    type=click.Choice(["host", "venv"]),
+    default="host",
+    show_default=True,
+    help="This machine's own tree, or an image of this command's environment.",
+)
 @click.option("--compile", "compiled", is_flag=True, help="Compile the model's forward pass.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_obj
-def coldstart(settings: Settings, app: str, runs: int, compiled: bool, as_json: bool) -> None:
+def coldstart(
+    settings: Settings, app: str, runs: int, image: str, compiled: bool, as_json: bool
+) -> None:
     """From a request to the first token, started plainly and restored."""
+    if compiled and image != "host":
+        raise UsageError("--compile keeps the compiler's files on this machine: use --image host")
     if not page_cache.can_drop():
         raise NagaraError(
             "a cold start cannot be measured: the page cache cannot be emptied",
@@ -89,22 +100,28 @@ def coldstart(settings: Settings, app: str, runs: int, compiled: bool, as_json: 
             raise NagaraError(
                 "this machine cannot save replicas", hint="missing: " + "; ".join(facts["missing"])
             )
-        figures = _measure(instance, app, runs, compiled=compiled)
+        if image == "venv" and not can_be_image(facts):
+            raise UsageError("--image venv needs a virtual environment and containers")
+        chosen = own_image() if image == "venv" else image
+        figures = _measure(instance, app, runs, image=chosen, compiled=compiled)
     if as_json:
         print_json(figures)
     else:
         Console().print(_table(report(figures)))
 
 
-def _measure(instance: Instance, model: str, runs: int, *, compiled: bool) -> dict[str, Any]:
+def _measure(
+    instance: Instance, model: str, runs: int, *, image: str, compiled: bool
+) -> dict[str, Any]:
     answers: set[str] = set()
     with _compile_caches() if compiled else nullcontext((None, None)) as (cold, warm):
-        apps = {
-            "cold": engine_app("plain-cold", model, snapshot=False, compile_cache=cold),
-            "warm": engine_app("plain-warm", model, snapshot=False, compile_cache=warm),
-            "saved": engine_app("restored", model, compile_cache=cold),
-        }
-        instance.admin.deploy("".join(apps.values()), "coldstart")
+        apps = (
+            engine_app("plain-cold", model, image=image, snapshot=False, compile_cache=cold),
+            engine_app("plain-warm", model, image=image, snapshot=False, compile_cache=warm),
+            engine_app("restored", model, image=image, compile_cache=cold),
+        )
+        _progress.print(f"deploying from {image}")
+        instance.admin.deploy("".join(apps), "coldstart")
         if warm is not None:
             _fill_compile_cache(instance, model, Path(warm))
         capture = _capture(instance, model)
@@ -121,6 +138,7 @@ def _measure(instance: Instance, model: str, runs: int, *, compiled: bool) -> di
     figures = {kind.name: kind.figures() for kind in kinds}
     return {
         "app": model,
+        "image": image.partition(":")[0],
         "compile": compiled,
         "runs": runs,
         "answers_equal": len(answers) == 1,

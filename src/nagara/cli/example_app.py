@@ -1,6 +1,19 @@
 """The app file of the demonstration and of the measurements: a model behind nagara's engine."""
 
 import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+def own_image() -> str:
+    """The image of the virtual environment that this command runs in."""
+    return f"venv:{sys.prefix}"
+
+
+def can_be_image(facts: Mapping[str, Any]) -> bool:
+    """Whether the environment can be an image on a node with these facts."""
+    return facts["isolation"] == "container" and sys.prefix != sys.base_prefix
 
 
 def engine_app(

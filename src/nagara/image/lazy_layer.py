@@ -32,8 +32,8 @@ from nagara.image.mounts import MountError, device_of, mount_points
 _log = logging.getLogger(__name__)
 READ_AHEAD_KIB = 32768
 _START_S = 20.0
-_ASK_S = 10.0
 _END_S = 5.0
+_ASK_S = 10.0
 _RESTART_PAUSE_S = 0.2
 _BEAT_S = 2.0
 _GONE = (ConnectionError, FileNotFoundError, ProcessLookupError)  # what asking a dead one raises
@@ -104,16 +104,16 @@ def connected(path: Path, time_limit_s: float = _ASK_S) -> Iterator[socket.socke
 
 
 def end_peer(client: socket.socket) -> None:
-    """Kills the process that listens at the other end, and waits until it is gone."""
+    """Waits until the process at the other end is gone, and kills it if it still listens."""
     credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     (process, _, _) = struct.unpack("3i", credentials)
     descriptor = os.pidfd_open(process)
     try:
         if _is_open(client):  # so the number still is that process's
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            end = select.poll()
-            end.register(descriptor, select.POLLIN)
-            end.poll(_END_S * 1000)
+        end = select.poll()
+        end.register(descriptor, select.POLLIN)
+        end.poll(_END_S * 1000)
     finally:
         os.close(descriptor)
 
@@ -205,10 +205,7 @@ class LazyLayer:
         """Takes the layer down. Who still reads through it gets ENOTCONN afterwards."""
         self.leave()
         with self._lock, folder_lock(self._lock_folder):
-            try:
-                self.ask({"op": "stop"}, time_limit_s=DEAF_S)
-            except DaemonError:
-                self._end_deaf()
+            self._end()
             self._take_down()
 
     def _mount(self) -> None:
@@ -285,6 +282,15 @@ class LazyLayer:
                 if not asked_s and now_s - answered_s > _BEAT_S:
                     client.sendall(b'{"op": "ping"}\n')
                     asked_s = now_s
+
+    def _end(self) -> None:
+        """Ends the daemon: it is asked to stop, and has to."""
+        with contextlib.suppress(*_GONE), connected(self.socket, DEAF_S) as client:
+            with contextlib.suppress(TimeoutError):
+                client.sendall(b'{"op": "stop"}\n')
+                while client.recv(4096):
+                    pass
+            end_peer(client)
 
     def _end_deaf(self) -> None:
         """One that does not answer must not go on beside its successor."""
