@@ -19,6 +19,8 @@ from nagara.contract.node import BadImageError
 from nagara.contract.replica import ImageOrder, ModelMount, StartKind
 from nagara.image.images import find_image
 from nagara.image.mounting import ImageMounts
+from nagara.node.clearing import clear
+from nagara.node.leaks import holdings
 from nagara.node.replica_images import app_image
 from nagara.store.moving import push
 from nagara.store.roots import read_list
@@ -254,6 +256,9 @@ async def test_a_next_node_takes_over_what_a_replica_holds(make_yard, tools, sou
         image = find_image(mounts_of(yard).store("default"), app_image("obedient", index))
         mounts_of(yard).mount("default", image, f"{yard.state}/node/replicas/vanished#0")
         await yard.close(stop_replicas=False)
+        found = await holdings(yard.state)
+        assert "file daemon" in {each.owned.kind for each in found}
+        assert not [each for each in found if each.answered_by is None]
         await yard.open()
         assert {pin.holder for pin in mounts_of(yard).pins()} == {
             f"{yard.state}/node/replicas/{stays}#0"
@@ -263,6 +268,25 @@ async def test_a_next_node_takes_over_what_a_replica_holds(make_yard, tools, sou
         assert mounts_of(yard).pins() == []
         await yard.close()
         assert yard.leftovers() == []
+    finally:
+        await yard.close()
+        yard.force_away()
+
+
+async def test_mounts_that_nobody_answers_for_are_found_and_cleared(make_yard, tools, source):
+    yard = make_yard()
+    try:
+        await yard.open()
+        index = (await yard.node.bring_image(ImageOrder("default", "obedient", source))).index
+        image = find_image(mounts_of(yard).store("default"), app_image("obedient", index))
+        vanished = f"{yard.state}/node/replicas/vanished#0"
+        mounts_of(yard).mount("default", image, vanished, prefer_lazy=True)
+        yard.node._images.close(take_down=False)  # as a killed node would leave it
+        await yard.close()
+        orphaned = [e.owned.kind for e in await holdings(yard.state) if e.answered_by is None]
+        assert {"mount", "file daemon"} <= set(orphaned)
+        await clear(yard.state, keep_replicas=False)
+        assert await holdings(yard.state) == []
     finally:
         await yard.close()
         yard.force_away()

@@ -1,10 +1,23 @@
 """The app files of the demonstration and of the measurements: a model behind a server."""
 
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 # A cache that fits a demonstration: what a snapshot carries of it is empty, but carried.
 _VLLM_CACHE_BYTES = 128 << 20
+
+
+def own_image() -> str:
+    """The image of the virtual environment that this command runs in."""
+    return f"venv:{sys.prefix}"
+
+
+def can_be_image(facts: Mapping[str, Any]) -> bool:
+    """Whether the environment can be an image on a node with these facts."""
+    return facts["isolation"] == "container" and sys.prefix != sys.base_prefix
 
 
 def engine_app(

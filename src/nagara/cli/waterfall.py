@@ -79,8 +79,8 @@ def _remarks(starts: Sequence[Mapping[str, Any]]) -> list[Text]:
 
 _WAYS = {
     "local": "all on this machine",
-    "lazy": "fetched as they are read",
-    "tree": "fetched as they are read, by one file system for the whole tree",
+    "lazy": "read through the file daemon",
+    "tree": "read through one file system for the whole tree",
     "copy": "copied before the first start",
 }
 

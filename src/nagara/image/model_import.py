@@ -1,11 +1,12 @@
-"""A model folder as a tree, and as an image that shows it at its stable place, `/models/NAME`.
+"""Model folders as trees, and as images that show them at their stable place, `/models/NAME`.
 
-In the tree is what belongs to the model and nothing of how it came here. Links are followed,
-since the folder of a download cache consists of them; owners, times and permissions are the same
-for everyone. So the same model gives the same index on every machine.
+A folder from elsewhere: what belongs to the model and nothing of how it came here. Links are
+followed, since the folder of a download cache consists of them; owners, times and permissions are
+the same for everyone. So the same model gives the same index on every machine.
 
-Stacked on an app's image it is one more read-only layer: the weights are mapped from the local
-object, whose pages in the kernel's cache all replicas share. Blocking.
+A model of this machine: its folder as it is. Stacked on an app's image it is one more read-only
+layer: the weights are mapped from the local object, whose pages in the kernel's cache all replicas
+share. Blocking.
 """
 
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from nagara.image.content_writer import ContentWriter
 from nagara.image.errors import SourceError
+from nagara.image.folder_import import import_folder
 from nagara.image.images import Added, add_image
 from nagara.image.models import model_files
 from nagara.image.prefetch import check_complete
@@ -24,7 +26,26 @@ from nagara.store.store import Store
 MODELS = b"models"
 
 
-def model_tree(source: Path, writer: ContentWriter) -> Node:
+def import_model(store: Store, folder: Path, model: str, writer: ContentWriter, name: str) -> Added:
+    """Brings the model in `folder` into the store as the image `name`.
+
+    Raises:
+        ImageError: its folder cannot be read.
+    """
+    with writer:
+        tree = import_folder(folder, writer)
+    root, models = new_folder(), new_folder()
+    assert root.kids is not None
+    assert models.kids is not None
+    root.kids[MODELS] = models
+    models.kids[model.encode()] = tree
+    added = add_image(store, name, root, f"model:{model}", new=writer.new)
+    image = added.image
+    check_complete(store, image.list, [*read_list(store, image.list), image.list])
+    return added
+
+
+def read_model(source: Path, writer: ContentWriter) -> Node:
     """The tree of the model in a folder.
 
     Raises:
@@ -48,22 +69,3 @@ def model_tree(source: Path, writer: ContentWriter) -> Node:
     if not root.kids:
         raise SourceError("has no files of a model", where=str(source))
     return root
-
-
-def import_model(store: Store, folder: Path, model: str, writer: ContentWriter, name: str) -> Added:
-    """Brings the model in `folder` into the store as the image `name`.
-
-    Raises:
-        ImageError: its folder cannot be read.
-    """
-    with writer:
-        tree = model_tree(folder, writer)
-    root, models = new_folder(), new_folder()
-    assert root.kids is not None
-    assert models.kids is not None
-    root.kids[MODELS] = models
-    models.kids[model.encode()] = tree
-    added = add_image(store, name, root, f"model:{model}", new=writer.new)
-    image = added.image
-    check_complete(store, image.list, [*read_list(store, image.list), image.list])
-    return added

@@ -25,7 +25,7 @@ from nagara.image.errors import SourceError
 from nagara.image.file_memory import FileMemory
 from nagara.image.folder_import import import_folder
 from nagara.image.images import Added, Image, add_image, list_images
-from nagara.image.model_import import model_tree
+from nagara.image.model_import import read_model
 from nagara.image.oci import OciLayout, import_docker_archive, import_manifest
 from nagara.image.prefetch import boot_id, check_complete
 from nagara.image.registry import Credentials, Registry, parse_reference, read_credentials
@@ -179,10 +179,10 @@ def _read(
             return known
         tree = import_folder(path.absolute(), writer, is_layer=is_layer)
         return _Found(tree, {}, state=state and f"{source.kind} {state}")
-    if source.kind == "model":
-        return _Found(model_tree(path, writer), {})
     if not path.exists() and source.kind != "registry":
         raise SourceError("is not there", where=str(path))
+    if source.kind == "model":
+        return _Found(read_model(path, writer), {})
     if source.kind == "docker-archive":
         state = _file_state(path, source.wanted)
         if (known := _known(store, state)) is not None:

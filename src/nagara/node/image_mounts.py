@@ -8,6 +8,8 @@ from nagara.image.probing import probe
 from nagara.sandbox.kept_descriptors import KeptDescriptors
 from nagara.store.configured import open_folder, open_store
 
+FILE_DAEMON = "nagara.cli.files_daemon"
+
 
 def open_image_mounts(state: Path, *, supervise: bool = False) -> ImageMounts:
     """The store of a machine and the mounts over it, as probing finds them possible."""
@@ -26,5 +28,4 @@ def open_image_mounts(state: Path, *, supervise: bool = False) -> ImageMounts:
 
 def daemon_command(store: Path, tenant: str, keeper: Path) -> tuple[str, ...]:
     """What starts a file daemon; the mounter appends two more words."""
-    program = "nagara.cli.files_daemon"
-    return (sys.executable, "-P", "-m", program, str(store), tenant, str(keeper))
+    return (sys.executable, "-P", "-m", FILE_DAEMON, str(store), tenant, str(keeper))

@@ -329,6 +329,7 @@ class NodeImages:
             if holder.startswith(alive) or not self._is_gone(holder):
                 continue
             mounts.release(holder)
+        mounts.take_down_unneeded()
         for tenant in {pin.tenant for pin in mounts.pins()}:
             mounts.resume(tenant)
 
