@@ -14,8 +14,8 @@ from nagara.cli.main import main
 from nagara.contract.replica import FilesReport, TierRead
 from nagara.control.client import connect
 from nagara.control.control import Control, Ready
-from nagara.pool.slots import Slots
 from nagara.testing.fake_node import FakeNode
+from nagara.testing.pools import a_machine
 
 Command = Callable[..., Result]
 
@@ -35,7 +35,7 @@ def node(state: Path) -> Iterator[FakeNode]:
     async def serve() -> None:
         nodes.append(FakeNode())
         nodes[0].scripts["bad"].always_fails = "boom [1]"
-        control = Control(state, nodes[0], Slots(4))
+        control = Control(state, nodes[0], a_machine(4))
         loop = asyncio.get_running_loop()
         stop.append(lambda: loop.call_soon_threadsafe(control.stop))
 

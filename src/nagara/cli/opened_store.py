@@ -53,7 +53,7 @@ def find_tier(settings: Settings, tenant: str, name: str) -> Tier:
     if name not in names:
         known = ", ".join(names) or "none; they are set in STATE/store/settings.json"
         raise UsageError(f"no tier named {name!r} (known: {known})")
-    return open_tier(tiers[names.index(name)], tenant)
+    return open_tier(tiers[names.index(name)], tenant, store_folder(settings))
 
 
 @contextmanager

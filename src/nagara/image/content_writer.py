@@ -16,6 +16,7 @@ from nagara.image.file_memory import FileMemory
 from nagara.image.tree import INLINE_LIMIT_BYTES, Node
 from nagara.store.hashing import hash_file, next_data
 from nagara.store.names import ObjectName
+from nagara.store.sink import FileSink
 from nagara.store.store import Store
 
 _MEMORY_BYTES = 1 << 20  # up to this size a file is read at once and hashed before it is written
@@ -94,11 +95,11 @@ class ContentWriter:
         with self.store.local.temporary() as temporary:
             with temporary.open("r+b", buffering=0) as file:
                 file.truncate(size)
+                sink = FileSink(file.fileno())
                 for start, length in [(0, size)] if extents is None else extents:
                     if extents is not None:
                         stream.seek(start)
-                    file.seek(start)
-                    _copy(stream, file, length)
+                    _copy(stream, sink, start, length)
                 if size <= INLINE_LIMIT_BYTES:
                     node.inline = os.pread(file.fileno(), size, 0) or None
                     return
@@ -175,16 +176,15 @@ class ContentWriter:
         return True
 
 
-def _copy(stream: BinaryIO, file: BinaryIO, length: int) -> None:
-    while length:
-        piece = stream.read(min(length, _COPY_BYTES))
+def _copy(stream: BinaryIO, sink: FileSink, at: int, length: int) -> None:
+    end = at + length
+    while at < end:
+        piece = stream.read(min(end - at, _COPY_BYTES))
         if not piece:
             raise SourceError("the file's content is cut")
-        if piece.count(0) == len(piece):
-            file.seek(len(piece), os.SEEK_CUR)
-        else:
-            file.write(piece)
-        length -= len(piece)
+        if piece.count(0) != len(piece):
+            sink.write(at, piece)
+        at += len(piece)
 
 
 def _copy_sparse(source: int, target: int, size: int) -> None:

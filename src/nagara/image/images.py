@@ -190,6 +190,15 @@ def load_tree(store: Store, image: Image) -> Node:
     return read_index(store.read(image.index), is_layer=image.is_layer)
 
 
+def load_lower(store: Store, index: ObjectName) -> Node:
+    """The tree of an index that was checked, for what stands in for it below overlay.
+
+    The marks of a layer are what they are; an image's own attributes that overlay would take for
+    marks stay escaped, and overlay shows them as they were. Raises `BadIndexError`, `StoreError`.
+    """
+    return read_index(store.read(index), is_layer=True)
+
+
 def fetch_metadata(store: Store, image: Image, deadline_s: float | None = None) -> None:
     """Brings index, list and trace here, all at once: each wait is a round trip."""
     wanted = [image.index, image.list]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from nagara.image.checkout import check_out
-from nagara.image.images import Image, check_index, fetch_metadata, find_image, load_tree
+from nagara.image.images import Image, check_index, fetch_metadata, find_image, load_lower
 from nagara.image.lazy_layer import (
     DaemonError,
     DescriptorKeeper,
@@ -297,7 +297,7 @@ class ImageMounts:
             if not target.exists():
                 making = target.with_name(f".{part}.new")
                 shutil.rmtree(making, ignore_errors=True)
-                done = check_out(store, load_tree(store, image), making)
+                done = check_out(store, load_lower(store, image.index), making)
                 if done.left_out:
                     _log.warning(
                         "%s: %d things could not be copied as they are, such as %s",

@@ -5,6 +5,7 @@
     oci:PATH[:TAG]                an OCI layout
     docker-archive:PATH[:IMAGE]   what `docker save` wrote
     registry:HOST/NAME[:TAG]      a registry
+    model:PATH                    a model folder; links into a download cache are followed
     layer:PATH                    an upper layer of overlay, whose marks are kept
 
 Blocking; belongs to one thread.
@@ -24,6 +25,7 @@ from nagara.image.errors import SourceError
 from nagara.image.file_memory import FileMemory
 from nagara.image.folder_import import import_folder
 from nagara.image.images import Added, Image, add_image, list_images
+from nagara.image.model_import import read_model
 from nagara.image.oci import OciLayout, import_docker_archive, import_manifest
 from nagara.image.prefetch import boot_id, check_complete
 from nagara.image.registry import Credentials, Registry, parse_reference, read_credentials
@@ -35,7 +37,7 @@ from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
 _MISSING = "Missing"  # in an image's configuration: libraries this machine does not have
-KINDS = ("dir", "venv", "oci", "docker-archive", "registry", "layer")
+KINDS = ("dir", "venv", "oci", "docker-archive", "registry", "model", "layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,8 @@ def _read(
         return _Found(tree, {}, state=state and f"{source.kind} {state}")
     if not path.exists() and source.kind != "registry":
         raise SourceError("is not there", where=str(path))
+    if source.kind == "model":
+        return _Found(read_model(path, writer), {})
     if source.kind == "docker-archive":
         state = _file_state(path, source.wanted)
         if (known := _known(store, state)) is not None:

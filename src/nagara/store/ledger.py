@@ -231,9 +231,9 @@ class Ledger:
                 )
         return freed
 
-    def names(self, tenant: str) -> Iterator[tuple[str, int, float]]:
-        """(name, space, last use) of a tenant's objects, in the order of their names."""
-        last = ""
+    def names(self, tenant: str, after: str = "") -> Iterator[tuple[str, int, float]]:
+        """(name, space, last use) of a tenant's objects behind `after`, in the order of names."""
+        last = after
         while True:
             with self._held():
                 rows = self._connection.execute(
