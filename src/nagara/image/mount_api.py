@@ -83,6 +83,7 @@ def mount_overlay_on(
     data: Sequence[Path] = (),
     upper: Path | None = None,
     work: Path | None = None,
+    indices: int = 1,
 ) -> None:
     """An overlay at `target`; without `upper` it is read-only.
 
@@ -94,6 +95,8 @@ def mount_overlay_on(
     Args:
         lower: read-only layers, the topmost first.
         data: layers that only give bytes to files whose metadata is in `lower`.
+        indices: how many of `lower` have their contents in `data`. Of several, only the lowest
+            would be followed without overlay's marks; `upper` may then hold some.
 
     Raises:
         MountError: the kernel refused; says why.
@@ -103,6 +106,9 @@ def mount_overlay_on(
         _mount_overlay(_FOLLOW_MARKS, layers, target, NODEV | RDONLY)
         return
     layers += [("upperdir", upper), ("workdir", work)]
+    if indices > 1:
+        _mount_overlay(_FOLLOW_MARKS, layers, target, NODEV)
+        return
     try:
         _mount_overlay(_MAKE_NO_MARKS, layers, target, NODEV)
     except MountError:

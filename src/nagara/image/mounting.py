@@ -181,7 +181,9 @@ class ImageMounts:
         stack = (*above, mounted)
         lower = [layer for each in stack for layer in each.layers]
         data = dict.fromkeys(layer for each in stack for layer in each.data_layers)
-        mount_overlay_on(lower, target, data=tuple(data), upper=upper, work=work)
+        mount_overlay_on(
+            lower, target, data=tuple(data), upper=upper, work=work, indices=len(stack)
+        )
 
     def release(self, holder: str) -> None:
         """The holder needs its image no more: pins go, and mounts that nobody else needs."""
