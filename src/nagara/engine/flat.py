@@ -28,6 +28,7 @@ class FlatModel:
     ) -> None:
         self.config = config
         self.kernel = "torch-compiled" if is_compiled else "torch"
+        self.is_graphable = not is_compiled
         self._dtype, self._device = dtype, device
         self._weights = weights
         self._frequencies = rope_frequencies(config.rope, config.head_dim).to(device)

@@ -111,6 +111,7 @@ class CFlatModel:
     """
 
     kernel = "c"
+    is_graphable = False
 
     def __init__(
         self, config: ModelConfig, weights: FlatWeights, dtype: torch.dtype, block_size: int

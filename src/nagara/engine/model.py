@@ -11,10 +11,13 @@ from nagara.engine.inputs import StepInputs
 class StepModel(Protocol):
     """A decoder that computes the rows of many sequences at once over a paged cache.
 
-    `kernel` names what computes: `c`, `torch`, `torch-compiled` or `transformers`.
+    `kernel` names what computes: `c`, `torch`, `torch-compiled` or `transformers`. `is_graphable`
+    says that a forward pass asks the host for nothing but its inputs' shapes, so that it can be
+    captured as a graph.
     """
 
     kernel: str
+    is_graphable: bool
     config: ModelConfig
 
     def make_cache(self, blocks: int, block_size: int) -> None:

@@ -62,6 +62,16 @@ class Sample(NamedTuple):
         )
 
 
+def send(values: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of the host as a tensor of the device.
+
+    On CUDA from pinned memory: a copy from other memory makes the host wait for all that runs.
+    """
+    is_cuda = device.type == "cuda"
+    held = torch.tensor(values, dtype=dtype, pin_memory=is_cuda)
+    return held.to(device, non_blocking=True) if is_cuda else held
+
+
 class Sampler:
     """Draws tokens; remembers per slot what penalties need, on the device, as tokens are drawn."""
 
@@ -79,11 +89,12 @@ class Sampler:
         counts, in_prompt = self._counts[history.slot], self._in_prompt[history.slot]
         counts.zero_()
         in_prompt.zero_()
-        in_prompt[torch.tensor(history.prompt, dtype=torch.int64, device=self._device)] = True
+        # index_fill_ and not an assignment, whose value would come from the host
+        in_prompt.index_fill_(0, send(history.prompt, self._device, torch.int64), True)
         if history.output:
             times = Counter(history.output)
-            ids = torch.tensor(list(times), device=self._device)
-            counts[ids] = torch.tensor(list(times.values()), dtype=torch.int32, device=self._device)
+            ids = send(list(times), self._device, torch.int64)
+            counts[ids] = send(list(times.values()), self._device, torch.int32)
 
     def draw(
         self,
@@ -107,7 +118,7 @@ class Sampler:
             tokens = draw_rows(logits, samples, numbers)
         else:
             tokens = best_of(logits)
-            index = torch.tensor(random, device=logits.device)
+            index = send(random, logits.device, torch.int64)
             some = draw_rows(logits[index], [samples[i] for i in random], numbers[:, index])
             tokens[index] = some
         self._remember(samples, tokens)
@@ -117,8 +128,9 @@ class Sampler:
         rows = [i for i, sample in enumerate(samples) if sample.params.has_penalty]
         if rows:
             assert self._counts is not None
-            slots = torch.tensor([samples[i].slot for i in rows], device=tokens.device)
-            self._counts[slots, tokens[rows]] += 1
+            slots = send([samples[i].slot for i in rows], tokens.device, torch.int64)
+            drawn = tokens[send(rows, tokens.device, torch.int64)]
+            self._counts[slots, drawn] += 1
 
     def _adjust(self, row: torch.Tensor, sample: Sample) -> None:
         params = sample.params
@@ -130,11 +142,14 @@ class Sampler:
         for token, bias in params.logit_bias:
             row[token] += bias
         if sample.banned:
-            row[torch.tensor(sample.banned, device=row.device)] = float("-inf")
+            row.index_fill_(0, send(sample.banned, row.device, torch.int64), float("-inf"))
         for processor in sample.processors:
             row.copy_(processor(sample.seen, row.clone()))
         if sample.allowed is not None:
-            row.masked_fill_(~sample.allowed.to(row.device), float("-inf"))
+            forbidden = ~sample.allowed
+            if row.is_cuda:
+                forbidden = forbidden.pin_memory().to(row.device, non_blocking=True)
+            row.masked_fill_(forbidden, float("-inf"))
 
 
 def penalise(
@@ -169,11 +184,11 @@ def draw_rows(
     tokens = torch.empty(len(samples), dtype=torch.int64, device=logits.device)
     free = [i for i in range(len(samples)) if i not in set(filtered)]
     if free:
-        index = torch.tensor(free, device=logits.device)
+        index = send(free, logits.device, torch.int64)
         mass = (scaled[index] - total[index]).exp().cumsum(-1)
         tokens[index] = _invert(mass, draws[index])
-    index = torch.tensor(filtered, device=logits.device)
-    top_k = torch.tensor([samples[i].params.top_k for i in filtered], device=logits.device)
+    index = send(filtered, logits.device, torch.int64)
+    top_k = send([samples[i].params.top_k for i in filtered], logits.device, torch.int64)
     tokens[index] = _draw_filtered(
         scaled[index], total[index], top_k, top_p[index], min_p[index], draws[index]
     )
