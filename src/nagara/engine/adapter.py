@@ -35,6 +35,7 @@ class AdaptedModel:
 
     kernel = "transformers"
     is_graphable = False  # model code of others may ask the host for values
+    is_batch_invariant = False
 
     def __init__(self, folder: Path, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         self.config = config

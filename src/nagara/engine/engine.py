@@ -37,6 +37,7 @@ from nagara.engine.graphs import CudaGraphs
 from nagara.engine.inputs import Capacity
 from nagara.engine.loading import LoadedModel, load_model
 from nagara.engine.mailbox import Mailbox
+from nagara.engine.progress import Progress, shown_progress
 from nagara.engine.request import FinishReason, Output, SamplingParams, fresh_seed
 from nagara.engine.runner import Graphing, Runner
 from nagara.engine.scheduler import Limits, Scheduler
@@ -71,6 +72,16 @@ class EngineStats:
     prefix_hit_share: float  # of all prompt tokens
     preemptions: int
     is_asleep: bool
+
+    @property
+    def queue(self) -> int:
+        """Requests that have no slot yet."""
+        return self.waiting
+
+    @property
+    def kv_use(self) -> float:
+        """The share of the KV cache that requests hold."""
+        return self.cache_blocks_held / self.cache_blocks
 
 
 class Engine:
@@ -248,9 +259,13 @@ class Engine:
         prompts: Items[Prompt],
         params: SamplingParams,
         *,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | bool = False,
     ) -> list[Output]:
-        """Whole answers, in the prompts' order. `progress` is called with (ended, all).
+        """Whole answers, in the prompts' order.
+
+        Args:
+            progress: True draws a bar if standard error is a terminal; a function is called with
+                (ended, all) each time a prompt's answer ends.
 
         Raises:
             RequestError: one of them can never run; none is computed then.
@@ -266,16 +281,16 @@ class Engine:
             self.submit(ids, params, lambda event, i=i: events.put((i, event)))  # type: ignore[misc]
             for i, ids in enumerate(all_ids)
         ]
-        ended = 0
         try:
-            while ended < len(keys):
-                index, event = events.get()
-                if builders[index].finish_reason is None:
-                    pieces[index].append(builders[index].take(event))
-                    if builders[index].finish_reason is not None:
-                        ended += 1
-                        if progress is not None:
-                            progress(ended, len(keys))
+            with shown_progress(progress, len(keys)) as show:
+                ended = 0
+                while ended < len(keys):
+                    index, event = events.get()
+                    if builders[index].finish_reason is None:
+                        pieces[index].append(builders[index].take(event))
+                        if builders[index].finish_reason is not None:
+                            ended += 1
+                            show(ended, len(keys))
         finally:
             for key in keys:
                 self.cancel(key)

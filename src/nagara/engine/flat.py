@@ -29,6 +29,7 @@ class FlatModel:
         self.config = config
         self.kernel = "torch-compiled" if is_compiled else "torch"
         self.is_graphable = not is_compiled
+        self.is_batch_invariant = False  # products and padded attention vary with their shapes
         self._dtype, self._device = dtype, device
         self._weights = weights
         self._frequencies = rope_frequencies(config.rope, config.head_dim).to(device)

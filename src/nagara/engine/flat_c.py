@@ -112,6 +112,7 @@ class CFlatModel:
 
     kernel = "c"
     is_graphable = False
+    is_batch_invariant = True
 
     def __init__(
         self, config: ModelConfig, weights: FlatWeights, dtype: torch.dtype, block_size: int

@@ -54,6 +54,12 @@ def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
     config = parse(folder.config, generation)
     dtype = pick_dtype(settings.dtype, config.dtype)
     model, copied = build_model(folder, config, dtype, settings)
+    if settings.is_batch_invariant and not model.is_batch_invariant:
+        raise UnsupportedError(
+            f"results of the kernel {model.kernel!r} depend on the batch in their last bits",
+            where="batch_invariant",
+            hint="kernel c, on a CPU with a compiler",
+        )
     context = min(settings.context or config.context, config.context)
     blocks = cache_blocks(settings, config, context, dtype.itemsize)
     context = min(context, blocks * settings.block_size)

@@ -30,6 +30,7 @@ class EngineSettings:
     has_prefix_cache: bool = True
     is_compiled: bool = False
     has_graphs: bool = True  # on CUDA: steps in which everyone generates are captured and replayed
+    is_batch_invariant: bool = False  # refuse what computes a row differently beside other rows
     is_checking: bool = False  # poison what nobody may read and audit the cache when idle
 
     def __post_init__(self) -> None:

@@ -56,6 +56,7 @@ class SimulatedModel:
 
     kernel = "simulated"
     is_graphable = True
+    is_batch_invariant = True
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
