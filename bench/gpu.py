@@ -22,11 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 import torch
 
-from nagara.engine.config import ModelConfig, RopeConfig
+from nagara.engine.config import ModelConfig
 from nagara.engine.flat import FlatModel
 from nagara.engine.flat_weights import FlatWeights, Layer, Projection
 from nagara.engine.graphs import CudaGraphs, GraphMaker, RecordedGraphs
 from nagara.engine.request import SamplingParams
+from nagara.engine.rope_config import RopeConfig
 from nagara.engine.simulated import build_core, make_sequence
 from nagara.engine.streams import cuda_device, worker_device
 

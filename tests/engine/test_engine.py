@@ -20,7 +20,16 @@ from nagara.engine.errors import (
 from nagara.engine.request import FinishReason, SamplingParams
 from nagara.engine.settings import EngineSettings
 
-FAMILIES = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma"]
+FAMILIES = [
+    "llama",
+    "llama3-rope",
+    "yarn-rope",
+    "linear-rope",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+]
 
 
 def prompts(count, low=1, high=60, seed=0):
@@ -53,6 +62,20 @@ def test_models_computed_by_transformers_code_give_its_tokens(
     heard = [ask(engine, prompt, greedy(30)) for prompt in prompts(3)]
     for one, prompt in zip(heard, prompts(3), strict=True):
         assert one.all() == reference(folder, prompt, 30)
+
+
+@pytest.mark.parametrize("family", ["qwen2-windows", "partial-rope"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_the_own_forward_lacks_goes_to_transformers_code(
+    family, make_model, start_engine, ask, reference
+):
+    folder = make_model(family)
+    engine = start_engine(folder)
+    assert engine.stats().kernel == "transformers"
+    for prompt in prompts(3):
+        assert ask(engine, prompt, greedy(30)).all() == reference(folder, prompt, 30)
+    with pytest.raises(UnsupportedError):
+        start_engine(folder, kernel="c")
 
 
 def test_a_kernel_that_cannot_compute_an_architecture_is_refused(make_model, start_engine):

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from nagara.engine.blocks import BlockPool
-from nagara.engine.config import ModelConfig, RopeConfig
+from nagara.engine.config import ModelConfig
 from nagara.engine.core import Core
 from nagara.engine.graph_shapes import GraphShapes
 from nagara.engine.graphs import GraphMaker
 from nagara.engine.inputs import Capacity, StepInputs
 from nagara.engine.model import StepModel
 from nagara.engine.request import SamplingParams
+from nagara.engine.rope_config import RopeConfig
 from nagara.engine.runner import Graphing, Runner
 from nagara.engine.scheduler import Limits, Scheduler
 from nagara.engine.sequence import Sequence
