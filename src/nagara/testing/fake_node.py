@@ -66,6 +66,7 @@ class FakeNode:
         self.forgotten: list[tuple[str, str]] = []
         self.most_live = 0
         self.is_reachable = True
+        self.missing: tuple[str, ...] = ()  # what it lacks to save replicas
         self._clock = clock or SystemClock()
         self._fails = fails or (lambda spec: None)
         self._snapshots: set[tuple[str, str, str]] = set()
@@ -78,7 +79,8 @@ class FakeNode:
     async def facts(self) -> NodeFacts:
         """A small machine."""
         self._reach()
-        return NodeFacts("fake", 2, 2**32, "process", can_snapshot=True)
+        can_snapshot = not self.missing
+        return NodeFacts("fake", 2, 2**32, "process", can_snapshot, self.missing)
 
     async def start(self, order: StartOrder) -> StartReport:
         """Starts a server after the scripted time, or fails as scripted."""
