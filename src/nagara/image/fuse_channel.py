@@ -25,7 +25,7 @@ from nagara.image import fuse_wire as wire
 
 _log = logging.getLogger(__name__)
 _READERS = 4
-_WORKERS = 96
+_WORKERS = 1024  # a bound on what waits for the network, whoever still wants it
 _WATCH_S = 0.1
 _FATAL = 1 << 8  # SIGKILL's bit; the kernel pends it for whatever ends a process
 _LOCAL = threading.local()
@@ -141,6 +141,8 @@ class FuseChannel:
         answer = self._guarded(pending, lambda _, deadline_s: later(deadline_s))
         assert not callable(answer)
         self._finish(pending, answer)
+        # There are many workers and few of them answer at a time: none keeps a megabyte.
+        _LOCAL.buffer = None
 
     def _guarded(
         self,
