@@ -113,6 +113,8 @@ class FuseChannel:
                 if error.errno != errno.ENODEV:  # ENODEV: unmounted
                     _log.exception("the kernel's requests cannot be read")
                 return
+            if size == 0:  # no device, and its other end was closed
+                return
             try:
                 self._take(wire.parse_request(bytes(room[:size])))
             except wire.WireError as error:
