@@ -1,9 +1,13 @@
-"""The app file of the demonstration and of the measurements: a model behind nagara's engine."""
+"""The app files of the demonstration and of the measurements: a model behind a server."""
 
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+# A cache that fits a demonstration: what a snapshot carries of it is empty, but carried.
+_VLLM_CACHE_BYTES = 128 << 20
 
 
 def own_image() -> str:
@@ -48,4 +52,46 @@ def engine_app(
         folders = {"TORCHINDUCTOR_CACHE_DIR": compile_cache, "TRITON_CACHE_DIR": compile_cache}
         env = ", ".join(f"{key} = {json.dumps(value)}" for key, value in folders.items())
         lines.append(f"env      = {{{env}}}")
+    return "\n".join(lines) + "\n"
+
+
+def vllm_app(
+    name: str,
+    model: str,
+    python: Path,
+    *,
+    snapshot: bool = True,
+    compile_cache: str | None = None,
+    eager: bool = False,
+    max_replicas: int = 2,
+) -> str:
+    """The text of an app file with vLLM's OpenAI server.
+
+    Args:
+        python: the interpreter of an environment with vLLM, in a place that replicas see.
+        compile_cache: folder of the replica for what vLLM's compiler writes.
+        eager: without compiling; vLLM's default is to compile.
+    """
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", f"/models/{model}", "--served-model-name", model]
+    command += ["--host", "127.0.0.1", "--port", "${PORT}", "--max-model-len", "2048"]
+    command += ["--max-num-seqs", "8", "--kv-cache-memory-bytes", str(_VLLM_CACHE_BYTES)]
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if eager:
+        command.append("--enforce-eager")
+    if compile_cache:
+        env["VLLM_CACHE_ROOT"] = f"{compile_cache}/vllm"
+        env["TORCHINDUCTOR_CACHE_DIR"] = f"{compile_cache}/inductor"
+    shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in env.items())
+    lines = [
+        f"[app.{name}]",
+        'image    = "host"',
+        f'models   = ["{model}"]',
+        f"command  = {json.dumps(command)}",
+        'ready    = "/health"',
+        f'scale    = {{min = 0, max = {max_replicas}, concurrency = 8, idle = "30m"}}',
+        f"snapshot = {json.dumps(snapshot)}",
+        'timeouts = {start = "15m"}',
+        f"env      = {{{shown}}}",
+    ]
     return "\n".join(lines) + "\n"

@@ -57,6 +57,33 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
+class HookStep:
+    """One thing a replica is asked to do around a snapshot: a request to its port, or a command
+    run inside it. Exactly one of `path` and `command` is set.
+
+    `body` is JSON text. A request carries the replica's own token, as `Authorization: Bearer`.
+    """
+
+    path: str | None = None
+    method: str = "POST"
+    body: str | None = None
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHooks:
+    """What is done before a replica is saved, and in each one put back before it serves.
+
+    `in_python`: its Python processes listen for nagara, without a change to their code: they give
+    unused memory back before, and renew their random generators after.
+    """
+
+    before: tuple[HookStep, ...] = ()
+    after: tuple[HookStep, ...] = ()
+    in_python: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """Everything a node must know of an app in order to run a replica of it.
 
@@ -76,6 +103,7 @@ class ReplicaSpec:
     limits: Limits = Limits()
     start_timeout_s: float = 600.0
     snapshot: bool = True  # restore from one where it fits
+    hooks: SnapshotHooks = SnapshotHooks()
     image_index: str | None = None  # names the tree that `image` was at deployment; not for `host`
 
 

@@ -1,16 +1,16 @@
 """What a user deploys, as frozen values. Pure: no I/O, no clock.
 
 `App.definition` is the digest of everything that decides what a replica of the app *is*: image,
-models, command, port, readiness, device, environment, limits and canary. How many replicas there
-are and how long requests may wait is left out, so that changing `scale.max` or a time-out costs
-no snapshot.
+models, command, port, readiness, device, environment, limits, canary and snapshot hooks. How many
+replicas there are and how long requests may wait is left out, so that changing `scale.max` or a
+time-out costs no snapshot.
 """
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from nagara.contract.replica import Canary, Limits, ModelMount, ReplicaSpec
+from nagara.contract.replica import Canary, Limits, ModelMount, ReplicaSpec, SnapshotHooks
 
 DEFAULT_TENANT = "default"
 
@@ -53,6 +53,7 @@ class App:
     timeouts: Timeouts = Timeouts()
     snapshot: bool = True
     image_index: str | None = None  # the tree that `image` was at deployment; None for `host`
+    hooks: SnapshotHooks = field(default_factory=SnapshotHooks)
     served_model: str | None = None  # the name its OpenAI server knows its model by
 
     @property
@@ -74,6 +75,7 @@ class App:
             "env": sorted(self.env),
             "limits": [self.limits.cpu, self.limits.memory_bytes],
             "canary": [self.canary.path, self.canary.body, self.canary.is_openai],
+            "hooks": asdict(self.hooks),
         }
 
     def spec(self, mounts: tuple[ModelMount, ...]) -> ReplicaSpec:
@@ -93,6 +95,7 @@ class App:
             start_timeout_s=self.timeouts.start_s,
             snapshot=self.snapshot,
             image_index=self.image_index,
+            hooks=self.hooks,
         )
 
     @property

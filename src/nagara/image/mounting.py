@@ -298,8 +298,11 @@ class ImageMounts:
                 making = target.with_name(f".{part}.new")
                 shutil.rmtree(making, ignore_errors=True)
                 done = check_out(store, load_lower(store, image.index), making)
-                for line in done.left_out[:20]:
-                    _log.warning("left out: %s", line)
+                if done.left_out:
+                    _log.warning(
+                        "%s: %d things could not be copied as they are, such as %s",
+                        image.name, len(done.left_out), done.left_out[0],
+                    )  # fmt: skip
                 making.rename(target)
         return MountedImage(image, tenant, holder, (target,), (), is_lazy=False, way="copy")
 

@@ -20,6 +20,7 @@ from nagara.image.mounts import mount_points, unmount_tree
 from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
+from nagara.node.replica_hooks import after_restore, hook_environment, write_hook_files
 from nagara.node.replica_trees import ReplicaTrees, Tree
 from nagara.node.runtime import Running, substituted
 from nagara.sandbox.bundle import Bundle
@@ -38,13 +39,10 @@ from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
 from nagara.snapshot.capture import CRIU_CONFIG
 from nagara.snapshot.catalog import Snapshot
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, RestoreError, SnapshotError
-from nagara.snapshot.hooks import SOCKET_VARIABLE
 from nagara.snapshot.opened import OpenedFiles
-from nagara.snapshot.renewal import HOOK_SOCKET, call_hook
 
 _LAUNCH_S = 60.0
 _RESTORE_S = 120.0
-_HOOK_S = 30.0
 _END_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 _PASSING_LACKS = ("Cannot allocate memory", "No space left", "Too many open files", "Killed")
@@ -107,6 +105,7 @@ class ContainerRuntime:
         with waterfall.stage("files", "root"):
             tree = await self.trees.prepare(folder, spec, is_restore=False)
             reach("launch.upper")
+            write_hook_files(folder.upper, spec, is_new=True)
             tree.mount(folder)
             reach("launch.mounted")
             self._note_opened(folder, spec)
@@ -138,6 +137,7 @@ class ContainerRuntime:
             tree = await self.trees.prepare(folder, spec, is_restore=True)
             frozen = await self._layers.mount(snapshot)
             reach("restore.layer")
+            write_hook_files(folder.upper, spec, is_new=False)
             tree.mount(folder, above=(frozen,))
             reach("restore.mounted")
         with contextlib.ExitStack() as undo:
@@ -157,10 +157,12 @@ class ContainerRuntime:
             with waterfall.stage("host", "identity and hooks"):
                 set_hostname(pid, folder.name)
                 reach("restore.named")
-                await self._renew(folder, spec, pid)
+                running = Running(pid, ContainerPort(namespace, spec.port))
+                env = _app_environment(spec)
+                await after_restore(self.runc, folder, running, spec, env)
                 reach("restore.renewed")
             undo.pop_all()
-        return Running(pid, ContainerPort(namespace, spec.port))
+        return running
 
     async def adopt(self, folder: ReplicaFolder, port: int, pid: int) -> Running:
         return Running(pid, ContainerPort(NetworkNamespace.of_process(pid), port))
@@ -219,8 +221,8 @@ class ContainerRuntime:
             "LANG": "C.UTF-8",
             **tree.env,
             "NAGARA_REPLICA": folder.name,
-            SOCKET_VARIABLE: str(HOOK_SOCKET),
             **_app_environment(spec),
+            **hook_environment(spec, {**tree.env, **_app_environment(spec)}),
         }
 
     def _write_bundle(
@@ -276,11 +278,6 @@ class ContainerRuntime:
             pid_file=folder.pid_file,
             time_limit_s=time_limit_s,
         )
-
-    async def _renew(self, folder: ReplicaFolder, spec: ReplicaSpec, pid: int) -> None:
-        env = _app_environment(spec)
-        request = {"do": "after_restore", "replica": folder.name, "env": env}
-        await asyncio.to_thread(call_hook, pid, request, timeout_s=_HOOK_S)
 
 
 def _tasks_limit() -> int:
