@@ -4,65 +4,17 @@ The model here has no weights: each token depends on its position and on what th
 blocks hold, so a row that reads a wrong block, a stale token or an early buffer changes the answer.
 """
 
-import random
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from core_cases import alone, new_core, params, prompt_of, run
 
 from nagara.engine.chunks import LEAST_ROWS
 from nagara.engine.errors import ContextLengthError, EngineError
-from nagara.engine.request import FinishReason, SamplingParams
-from nagara.engine.simulated import SimulatedModel, build_core, make_sequence, simulated_config
+from nagara.engine.request import FinishReason
+from nagara.engine.simulated import make_sequence
 from nagara.engine.streams import Device, ScriptedDevice, WorkerStream, inline_device
-
-VOCAB = 211
-
-
-def params(new, **more):
-    return SamplingParams(**{"max_tokens": new, "temperature": 0, **more})
-
-
-def new_core(depth, device=None, **more):
-    options = {
-        "slots": 4,
-        "blocks": 64,
-        "block_size": 4,
-        "chunk_rows": 8,
-        "context": 256,
-        "is_checking": True,
-    }
-    model = SimulatedModel(simulated_config(VOCAB))
-    core = build_core(model, device or inline_device(), depth, **{**options, **more})
-    core.model = model
-    return core
-
-
-def alone(prompt, new, ends=frozenset(), **more):
-    """What a request gets on an engine of its own, one step at a time: the oracle."""
-    core = new_core(0, blocks=256, is_caching=False)
-    sequence = make_sequence(0, prompt, params(new, **more), ends)
-    core.scheduler.add(sequence)
-    while core.has_work:
-        core.step()
-    return sequence.outputs
-
-
-def run(core, limit=5000):
-    for _ in range(limit):
-        if not core.has_work:
-            break
-        core.step()
-    assert not core.has_work, "the loop does not come to an end"
-    core.scheduler.audit()
-    assert core.scheduler.pool.held == 0
-
-
-def prompt_of(length, seed=0):
-    draw = random.Random(seed)
-    return [draw.randrange(VOCAB) for _ in range(length)]
 
 
 @pytest.fixture(params=["inline", "scripted", "worker"])
@@ -428,73 +380,6 @@ def test_penalties_survive_a_preemption(depth):
     assert core.scheduler.preemptions > 0
     for i, sequence in enumerate(sequences):
         assert sequence.outputs == alone(prompt_of(7, i), 25, **more)
-
-
-REQUEST = st.tuples(
-    st.integers(1, 22),  # prompt
-    st.integers(1, 14),  # new tokens
-    st.integers(0, 3),  # prompts that begin alike
-    st.sampled_from([0.0, 1.0]),
-    st.booleans(),  # an end token somewhere
-)
-ACTION = st.one_of(
-    st.tuples(st.just("submit"), REQUEST),
-    st.tuples(st.just("cancel"), st.integers(0, 20)),
-    st.tuples(st.just("preempt"), st.integers(0, 3)),
-    st.tuples(st.just("step"), st.integers(1, 3)),
-    st.tuples(st.just("device"), st.integers(0, 2)),
-)
-
-
-def play(depth, actions, blocks):
-    """Run a schedule on a scripted device; returns the sequences."""
-    device = ScriptedDevice()
-    core = new_core(depth, device.device, blocks=blocks)
-    sequences = []
-    for action, value in actions:
-        if action == "submit":
-            length, new, family, temperature, has_end = value
-            length = min(length, blocks * 4 - new)
-            if length < 1:
-                continue
-            prompt = prompt_of(30, family)[:length]
-            ends = frozenset(range(0, VOCAB, 9)) if has_end else frozenset()
-            wanted = params(new, temperature=temperature, seed=family)
-            sequences.append(make_sequence(len(sequences), prompt, wanted, ends))
-            core.scheduler.add(sequences[-1])
-        elif action == "cancel" and sequences:
-            core.scheduler.end(sequences[value % len(sequences)], FinishReason.CANCELLED)
-        elif action == "preempt" and core.scheduler.running:
-            running = core.scheduler.running
-            core.scheduler._preempt(running[value % len(running)])
-        elif action == "step":
-            for _ in range(value):
-                core.step()
-        elif action == "device":
-            stream = (device.inward, device.compute, device.outward)[value]
-            stream.run_next()
-    run(core)
-    return sequences
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(ACTION, max_size=40), st.sampled_from([6, 9, 40]))
-def test_any_schedule_gives_each_request_the_tokens_it_gets_alone(actions, blocks):
-    for depth in (0, 1):
-        for sequence in play(depth, actions, blocks):
-            p = sequence.params
-            expected = alone(
-                sequence.tokens[: sequence.prompt_length],
-                p.max_tokens,
-                sequence.end_ids,
-                temperature=p.temperature,
-                seed=p.seed,
-            )
-            assert sequence.finish_reason is not None
-            if sequence.finish_reason is FinishReason.CANCELLED:
-                assert sequence.outputs == expected[: len(sequence.outputs)]
-            else:
-                assert sequence.outputs == expected
 
 
 def test_blocks_and_slot_are_released_by_the_commit_of_the_last_step_that_uses_them():

@@ -106,8 +106,12 @@ def coldstart(
 ) -> None:
     """From a request to the first token, started plainly and restored."""
     if image != "host" and (compiled or app == "vllm"):
-        raise UsageError("--image venv is for nagara's engine, without --compile")
-    server: Server = _Engine(app, compiled, own_image() if image == "venv" else image)
+        raise UsageError(
+            "is for the engine as it is: compilers and vLLM's environment are this machine's",
+            where="--image venv",
+            hint="use --image host",
+        )
+    server: Server = _Engine(app, compiled, image)
     if app == "vllm":
         server = _Vllm(python or settings.state / "environments/vllm/bin/python", eager)
     if not page_cache.can_drop():
@@ -122,7 +126,7 @@ def coldstart(
             raise NagaraError(
                 "this machine cannot save replicas", hint="missing: " + "; ".join(facts["missing"])
             )
-        if image != "host" and not can_be_image(facts):
+        if image == "venv" and not can_be_image(facts):
             raise UsageError("--image venv needs a virtual environment and containers")
         figures = _measure(instance, server, runs)
     if as_json:
@@ -157,16 +161,16 @@ class Server(Protocol):
 class _Engine:
     model: str
     compiles: bool
-    image: str
+    image: str  # "host" or "venv"
 
     def app(self, name: str, *, snapshot: bool = True, compile_cache: str | None) -> str:
+        image = own_image() if self.image == "venv" else self.image
         return engine_app(
-            name, self.model, image=self.image, snapshot=snapshot, compile_cache=compile_cache
+            name, self.model, image=image, snapshot=snapshot, compile_cache=compile_cache
         )
 
     def figures(self) -> dict[str, Any]:
-        kind = self.image.partition(":")[0]
-        return {"app": self.model, "image": kind, "compile": self.compiles}
+        return {"app": self.model, "image": self.image, "compile": self.compiles}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +220,7 @@ def _measure(instance: Instance, server: Server, runs: int) -> dict[str, Any]:
             "warm": server.app("plain-warm", snapshot=False, compile_cache=warm),
             "saved": server.app("restored", compile_cache=cold),
         }
+        _progress.print("deploying")
         instance.admin.deploy("".join(apps.values()), "coldstart")
         if warm is not None:
             _fill_compile_cache(instance, server.model, Path(warm))

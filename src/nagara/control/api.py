@@ -19,10 +19,12 @@ from nagara.control.app_images import with_images
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import Auth, bearer
 from nagara.control.fleet import Fleet
+from nagara.control.pool_api import PoolApi
 from nagara.control.refusal import Refusal, bad_request, not_found, unauthorised
 from nagara.control.replicas import ReplicaState
 from nagara.control.service import Service
 from nagara.control.state import KeyRecord, State
+from nagara.pool.service import PoolService
 
 MAX_APP_FILE_BYTES = 2**20
 MAX_LOG_BYTES = 16 * 2**20
@@ -36,7 +38,9 @@ _Handler = Callable[[web.BaseRequest, _Arguments], Awaitable[web.Response]]
 class Api:
     """The routes below `/api/`."""
 
-    def __init__(self, fleet: Fleet, node: Node, state: State, auth: Auth) -> None:
+    def __init__(
+        self, fleet: Fleet, node: Node, state: State, auth: Auth, pool: PoolService
+    ) -> None:
         self._fleet = fleet
         self._node = node
         self._state = state
@@ -54,6 +58,7 @@ class Api:
             ("GET", re.compile(r"/api/keys"), self._keys),
             ("POST", re.compile(r"/api/keys"), self._add_key),
             ("DELETE", re.compile(r"/api/keys/(?P<id>[0-9a-f]+)"), self._delete_key),
+            *PoolApi(pool).routes,
         )
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -52,8 +52,8 @@ class App:
     scale: Scale = Scale()
     timeouts: Timeouts = Timeouts()
     snapshot: bool = True
-    image_index: str | None = None  # the tree that `image` was at deployment; None for `host`
     hooks: SnapshotHooks = field(default_factory=SnapshotHooks)
+    image_index: str | None = None  # the tree that `image` was at deployment; None for `host`
     served_model: str | None = None  # the name its OpenAI server knows its model by
 
     @property
@@ -94,8 +94,8 @@ class App:
             limits=self.limits,
             start_timeout_s=self.timeouts.start_s,
             snapshot=self.snapshot,
-            image_index=self.image_index,
             hooks=self.hooks,
+            image_index=self.image_index,
         )
 
     @property

@@ -195,15 +195,6 @@ class State:
 
         return await self._database.run(act)
 
-    async def highest_epochs(self) -> dict[str, int]:
-        """By slot, the highest epoch ever granted."""
-
-        def act(db: sqlite3.Connection) -> dict[str, int]:
-            rows = db.execute("SELECT slot, max(epoch) AS epoch FROM replicas GROUP BY slot")
-            return {row["slot"]: row["epoch"] for row in rows}
-
-        return await self._database.run(act)
-
     # -- starts ----------------------------------------------------------------------------
 
     async def add_start(self, start: StartRecord) -> None:

@@ -32,7 +32,7 @@ def build_node(state: Path) -> LocalNode:
     Otherwise plain processes. `LocalNode.facts` says what is missing.
     """
     folder = state / "node"
-    keeper = KeeperClient(folder / "keeper.sock")
+    keeper = keeper_of(state)
     logs = ReplicaLogs(folder / "logs")
     models = state / "models"
     if os.geteuid() != 0:
@@ -42,6 +42,11 @@ def build_node(state: Path) -> LocalNode:
     if tools.runc is None:
         return _process_node(folder, models, keeper, logs, tools.missing)
     return _container_node(folder, state, keeper, logs, tools)
+
+
+def keeper_of(state: Path) -> KeeperClient:
+    """The keeper of the node below `state`."""
+    return KeeperClient(state / "node" / "keeper.sock")
 
 
 def _process_node(

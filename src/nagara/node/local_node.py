@@ -40,9 +40,10 @@ from nagara.node.folder_claim import FolderClaim
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
 from nagara.node.owned_tasks import Leisure, finished, in_thread
-from nagara.node.replica import Replica, record_of
+from nagara.node.replica import Replica, record_of, spoken
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
 from nagara.node.replica_images import NodeImages
+from nagara.node.replica_lease import put_under_lease
 from nagara.node.runtime import Running, Runtime
 from nagara.node.snapshots import NodeSnapshots, NoSnapshot
 from nagara.sandbox.fault_points import reach
@@ -180,6 +181,7 @@ class LocalNode:
         self, replica: Replica, spec: ReplicaSpec, waterfall: Waterfall
     ) -> StartReport:
         with waterfall.stage("files", "folder"):
+            await put_under_lease(self._keeper, replica, self.stop)
             await in_thread(replica.folder.create, replica.record)
             reach("start.folder")
             await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
@@ -231,11 +233,14 @@ class LocalNode:
         try:
             await in_thread(snapshots.make_staging, staging)
             reach("capture.staging")
+            await put_under_lease(self._keeper, replica, self.stop)
             await in_thread(replica.folder.create, replica.record)
             reach("capture.folder")
             await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
             await self._run(replica, spec, Waterfall(time.monotonic, replica.name))
-            running = _running(replica)
+            running = replica.running
+            if running is None:
+                raise CaptureError("ended before it could be saved", where=spec.app)
             answer = await snapshots.prepare(replica.folder, running, spec)
             reach("capture.prepared")
             saved = await self._save(replica, running, spec, staging)
@@ -408,7 +413,7 @@ class LocalNode:
             ended.cancel()
             await asyncio.wait((ready, ended))
         if replica.exit_code is not None:
-            return f"its command ended with {_spoken(replica.exit_code)} before it was ready"
+            return f"its command ended with {spoken(replica.exit_code)} before it was ready"
         if not ready.cancelled():
             ready.result()
             return None
@@ -450,6 +455,8 @@ class LocalNode:
         if replica.running:
             replica.running.port.close()
         await in_thread(replica.folder.remove)
+        with contextlib.suppress(KeeperError):
+            await self._keeper.end_lease(replica.name)
         reach("stop.gone")
         self._replicas.pop(replica.name, None)
 
@@ -487,13 +494,3 @@ class LocalNode:
         if replica.record.ready and not replica.is_stopping:
             for listener in self._listeners:
                 listener.put_nowait(replica.status())
-
-
-def _running(replica: Replica) -> Running:
-    if replica.running is None:
-        raise CaptureError("ended before it could be saved", where=replica.record.app)
-    return replica.running
-
-
-def _spoken(exit_code: int) -> str:
-    return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
