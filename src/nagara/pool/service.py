@@ -1,8 +1,8 @@
 """The pool at work: carries out what the core decides, on its own loops.
 
     tick       1 s     deadlines, writes and actions
-    lists      30 s    what every provider really has; at once after a start
-    plan       60 s    sizes the pool: launches and releases
+    lists      30 s    what every provider really has; every 5 s while machines are on their way
+    plan       60 s    sizes the pool: launches and releases; soon after a claim found nothing
     renewals   3 s     leases of machines that have some
     vitals     30 s    machines that are ready; heavy diagnostics where due
 
@@ -12,6 +12,7 @@ under a lease before `durable` has returned. Everything here runs on one loop.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
@@ -45,11 +46,11 @@ from nagara.pool.rounds import VITALS_EVERY_S, Rounds
 from nagara.pool.runner import Steadiness
 from nagara.pool.setup import PoolSetup
 from nagara.pool.sizing import PLAN_EVERY_S, make_problem
-from nagara.pool.states import MachineEvent
+from nagara.pool.states import MOVING, MachineEvent
 from nagara.pool.statistics import Statistics
 from nagara.pool.tasks import Work, guarded
 
-TICK_S, LIST_EVERY_S = 1.0, 30.0
+TICK_S, LIST_EVERY_S, LIST_SOON_S, PLAN_SOON_S = 1.0, 30.0, 5.0, 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ class PoolService:
         self._offerings: dict[str, Offering] = {}
         self._problem = Problem((), ())
         self._plan = Plan(source="none")
+        self._is_plan_wanted = False
+        self._listed_s = self._planned_s = -math.inf
         self._write_lock = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
 
@@ -115,7 +118,15 @@ class PoolService:
         if not is_demand:
             return self.core.claim_spare(claimant, wanted, needs)
         self.meters.claimed(wanted, now_s)
-        return self.core.claim(claimant, wanted, now_s, needs)
+        answer = self.core.claim(claimant, wanted, now_s, needs)
+        if isinstance(answer, NoSlot):
+            self._is_plan_wanted = True
+        return answer
+
+    def expect(self, wanted: DemandClass) -> None:
+        """Claims of this class will come: the least reserve is kept for it from now on."""
+        if self.meters.expect(wanted, self._clock.monotonic_s()):
+            self._is_plan_wanted = True
 
     async def durable(self) -> None:
         """Returns when everything granted before is written down."""
@@ -257,11 +268,12 @@ class PoolService:
             (PLAN_EVERY_S, self._keep_statistics),
         ]
         if self._carrier.providers:
-            loops += [(LIST_EVERY_S, self._list_all), (PLAN_EVERY_S, self.plan)]
+            loops.append((TICK_S, self._look_around))
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
                 await guarded(self._list_all)
+                self._is_plan_wanted = True
                 for every_s, work in loops:
                     group.create_task(self._repeat(every_s, work), name=f"pool {work.__name__}")
                 await asyncio.get_running_loop().create_future()
@@ -326,7 +338,19 @@ class PoolService:
 
     # -- providers and plans ---------------------------------------------------------------
 
+    async def _look_around(self) -> None:
+        """Lists and plans when it is time for them, or something has happened."""
+        now_s = self._clock.monotonic_s()
+        is_coming = any(machine.state in MOVING for machine in self.core.table)
+        if now_s >= self._listed_s + (LIST_SOON_S if is_coming else LIST_EVERY_S):
+            await self._list_all()
+        if now_s >= self._planned_s + PLAN_EVERY_S:
+            await self.plan()
+        elif self._is_plan_wanted and now_s >= self._planned_s + PLAN_SOON_S:
+            await self.plan(is_due=False)
+
     async def _list_all(self) -> None:
+        self._listed_s = self._clock.monotonic_s()
         for provider in self._carrier.providers.values():
             begun_s = self._clock.monotonic_s()
             try:
@@ -342,9 +366,10 @@ class PoolService:
             self.core.listed(provider.name, machines, self._offerings, begun_s, now_s)
         await self._carry_out()
 
-    async def plan(self) -> None:
-        """Makes a plan and orders what it says."""
-        now_s = self._clock.monotonic_s()
+    async def plan(self, *, is_due: bool = True) -> None:
+        """Makes a plan and orders what it says. One out of turn gives nothing back."""
+        now_s = self._planned_s = self._clock.monotonic_s()
+        self._is_plan_wanted = False
         offerings = list(self._offerings.values())
         self._problem = make_problem(self.core, offerings, self.meters, self._setup.policy, now_s)
         if not self._problem.offers:
@@ -354,7 +379,7 @@ class PoolService:
         for name, count in plan.launches:
             for _ in range(count if name in self._offerings else 0):
                 self.core.request(self._offerings[name], now_s)
-        for name, count in self._steady.releases(plan):
+        for name, count in self._steady.releases(plan) if is_due else ():
             for machine in self.core.grants.inventory.idle(name)[:count]:
                 self.core.drain(machine.name, MachineEvent.RELEASE, "not needed", now_s)
         await self._carry_out()

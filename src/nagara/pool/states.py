@@ -96,6 +96,7 @@ DEADLINES_S: dict[MachineState, float] = {
 }
 
 IN_FLIGHT = frozenset({_S.REQUESTED, _S.BOOTING, _S.CHECKING})
+MOVING = frozenset({_S.REQUESTED, _S.BOOTING, _S.RELEASING})  # the provider's list says how far
 
 
 def after(state: MachineState, event: MachineEvent) -> MachineState:
