@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nagara.contract.machine import Resources
+from nagara.contract.machine import CheckKind, Resources
 from nagara.control.database import Database
 from nagara.control.pool_record import PoolRecord
 from nagara.pool.demandclass import DemandClass
@@ -32,7 +32,10 @@ async def test_what_was_written_is_read_again(record: PoolRecord) -> None:
     core.claim(Claimant("app"), wanted, 0.0, Resources(cpu=1.0))
     going = make_ready(core, an_offering("b"))
     core.drain(going, MachineEvent.RELEASE, "too many", 0.0)
+    core.keep_out(make_ready(core, an_offering("c")), "Xid 9999")
+    core.diagnose(make_ready(core, an_offering("d")), CheckKind.HEAVY, "weekly", 0.0)
     writes = core.take_writes()
+    assert {row.kept_out for row in writes.machines} == {(), ("Xid 9999",)}
     await record.write(writes)
     memory.write(writes)
     seen = await record.read()

@@ -56,7 +56,7 @@ REQUESTS = st.one_of(
     ),
     st.tuples(st.just("forget_app"), st.fixed_dictionaries({"tenant": TEXT, "app": TEXT})),
     st.tuples(st.just("check"), st.fixed_dictionaries({"kind": st.sampled_from(CheckKind)})),
-    st.tuples(st.just("vitals"), st.just({})),
+    st.tuples(st.just("vitals"), st.fixed_dictionaries({"heard": st.text()})),
     st.tuples(
         st.just("renew"),
         st.fixed_dictionaries({"renewals": st.lists(messages(Renewal), max_size=3).map(tuple)}),

@@ -70,6 +70,26 @@ def test_a_start_whose_order_was_held_up_is_refused() -> None:
     assert Fence().begin(renewal(1, 0.0), now_s=TTL_S) is None
 
 
+def test_a_call_for_a_machine_that_had_our_address_before_touches_nothing_of_ours() -> None:
+    fence = Fence()
+    fence.begin(renewal(1, 0.0, "m2/0"), now_s=1.0)
+    assert fence.begin(renewal(9, 0.0, "m1/0"), now_s=2.0) is None
+    assert fence.begin(renewal(9, 0.0, "m1/1"), now_s=2.0) is None
+    assert fence.raise_to("m1/0", 10) == ()
+    assert fence.renew((renewal(1, 5.0, "m1/0"),), now_s=6.0) == ("m1/0",)
+    assert fence.admits("m2/0", 1)
+    assert fence.next_end_s() == TTL_S
+    assert fence.begin(renewal(1, 0.0, "m2/1"), now_s=2.0) == ()
+
+
+def test_an_empty_machine_may_get_another_name() -> None:
+    fence = Fence()
+    fence.begin(renewal(1, 0.0, "m1/0"), now_s=1.0)
+    assert fence.begin(renewal(1, 0.0, "m2/0"), now_s=2.0) is None
+    fence.end(renewal(1, 0.0, "m1/0"))
+    assert fence.begin(renewal(1, 0.0, "m2/0"), now_s=2.0) == ()
+
+
 def test_a_start_that_is_late_is_not_followed_once_its_lease_was_ended() -> None:
     fence = Fence()
     fence.raise_to("m/0", 2)

@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 
 from nagara.base.clock import Clock
@@ -307,6 +308,7 @@ class Fleet:
             started_s=started_s,
             fallback=report.fallback,
             snapshot=report.snapshot,
+            files=None if report.files is None else asdict(report.files),
         )
         await self._state.add_start(record)
         if replica.state is _S.READY:

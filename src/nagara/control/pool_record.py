@@ -10,7 +10,7 @@ import sqlite3
 from dataclasses import asdict
 from typing import Any
 
-from nagara.contract.machine import Resources
+from nagara.contract.machine import CheckKind, Resources
 from nagara.control.database import Database
 from nagara.pool.lease import machine_of
 from nagara.pool.ledger import offering_from, wanted_document, wanted_from
@@ -18,10 +18,12 @@ from nagara.pool.machines import LeaseRow, MachineRow, Saved, Writes
 from nagara.pool.states import MachineEvent, MachineState
 
 _PUT_MACHINE = """INSERT INTO pool_machines
-    (name, offering, state, epoch, reason, address, after_drain) VALUES (?, ?, ?, ?, ?, ?, ?)
+    (name, offering, state, epoch, reason, address, after_drain, diagnosis, kept_out)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (name) DO UPDATE SET offering = excluded.offering, state = excluded.state,
     epoch = excluded.epoch, reason = excluded.reason, address = excluded.address,
-    after_drain = excluded.after_drain"""
+    after_drain = excluded.after_drain, diagnosis = excluded.diagnosis,
+    kept_out = excluded.kept_out"""
 _PUT_LEASE = """INSERT INTO pool_leases
     (slot, machine, epoch, app, needs, wanted) VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT (slot) DO UPDATE SET epoch = excluded.epoch, app = excluded.app,
@@ -51,6 +53,7 @@ class PoolRecord:
             (
                 row.name, json.dumps(asdict(row.offering)), row.state, row.epoch,
                 row.reason, row.address, row.after_drain,
+                row.diagnosis, json.dumps(row.kept_out),
             )
             for row in writes.machines
         ]  # fmt: skip
@@ -97,6 +100,8 @@ def _read(db: sqlite3.Connection) -> tuple[tuple[MachineRow, ...], tuple[LeaseRo
             reason=row["reason"],
             address=row["address"],
             after_drain=MachineEvent(row["after_drain"]) if row["after_drain"] else None,
+            diagnosis=CheckKind(row["diagnosis"]),
+            kept_out=tuple(json.loads(row["kept_out"])),
         )
         for row in db.execute("SELECT * FROM pool_machines ORDER BY rowid")
     )

@@ -31,11 +31,11 @@ class LocalMachine:
         node: the node of this machine.
         keeper: its keeper.
         checks: runs the checks of a kind.
-        vitals: what the machine's monitor has found since it was last asked.
+        vitals: what the machine's monitor has found since the mark that is given.
     """
 
     def __init__(
-        self, node: Node, keeper: KeeperClient, checks: Checks, vitals: Callable[[], Vitals]
+        self, node: Node, keeper: KeeperClient, checks: Checks, vitals: Callable[[str], Vitals]
     ) -> None:
         self._node = node
         self._keeper = keeper
@@ -45,8 +45,8 @@ class LocalMachine:
     async def check(self, kind: CheckKind) -> HealthReport:
         return await self._checks(kind)
 
-    async def vitals(self) -> Vitals:
-        return self._vitals()
+    async def vitals(self, heard: str) -> Vitals:
+        return self._vitals(heard)
 
     async def renew(self, renewals: tuple[Renewal, ...]) -> RenewalAnswer:
         try:

@@ -24,8 +24,8 @@ class RemoteMachine:
     async def check(self, kind: CheckKind) -> HealthReport:
         return await self._call("check", kind=kind)  # type: ignore[no-any-return]
 
-    async def vitals(self) -> Vitals:
-        return await self._call("vitals")  # type: ignore[no-any-return]
+    async def vitals(self, heard: str) -> Vitals:
+        return await self._call("vitals", heard=heard)  # type: ignore[no-any-return]
 
     async def renew(self, renewals: tuple[Renewal, ...]) -> RenewalAnswer:
         return await self._call("renew", renewals=renewals)  # type: ignore[no-any-return]

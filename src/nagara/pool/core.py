@@ -25,18 +25,19 @@ from nagara.contract.machine import (
     Resources,
 )
 from nagara.contract.replica import Lease
+from nagara.pool import absence
 from nagara.pool.actions import Action, Check, Granted, Launch, Lost, NoSlot, Release
 from nagara.pool.demandclass import DemandClass
+from nagara.pool.errors import IllegalEventError
 from nagara.pool.fairness import Arbiter, Claimant
 from nagara.pool.grants import Grants
 from nagara.pool.leadtime import LeadTimes
-from nagara.pool.machines import Machine, MachineRow, MachineTable, Saved, Writes
+from nagara.pool.machines import Machine, MachineRow, MachineTable, Saved, Writes, restored
 from nagara.pool.states import IN_FLIGHT, MachineEvent, MachineState
 from nagara.pool.supply import Supply
 
 OWN = "local"  # the last part of the own machine's name
 LEAST_BOOT_S, LATE_BOOT = 300.0, 4.0  # given up after so many times the typical lead
-ABSENCES = 2  # lists in a row: one that lacks a machine may be late or cut short
 
 _S, _E = MachineState, MachineEvent
 
@@ -68,19 +69,13 @@ class PoolCore:
         self.misses = 0
         self.claims = 0
         self._new_name = new_name
+        self._ticked_s = now_s
         self._actions: list[Action] = []
         self._lost: list[Lost] = []
         rows = {row.name: row for row in saved.machines}
         self._add_own(rows.pop(self.own, None), own, now_s)
         for row in rows.values():
-            self.table.add(
-                Machine(
-                    name=row.name, offering=row.offering, state=row.state, epoch=row.epoch,
-                    since_s=now_s, reason=row.reason, address=row.address,
-                    after_drain=row.after_drain, requested_s=now_s,
-                ),
-                is_known=True,
-            )  # fmt: skip
+            self.table.add(restored(row, now_s), is_known=True)
         self.grants.load(saved.leases, now_s, self.arbiter)
         for machine in self.table:
             self._act(machine, now_s)
@@ -97,6 +92,7 @@ class PoolCore:
             name=self.own, offering=own, state=_S.DRAINING if is_held else _S.READY,
             epoch=1 if row is None else row.epoch, since_s=now_s,
             reason=row.reason if row is not None and is_held else "", is_own=True,
+            kept_out=frozenset() if row is None else frozenset(row.kept_out),
         )  # fmt: skip
         self.table.add(machine, is_known=row is not None and row.offering == own)
 
@@ -110,6 +106,11 @@ class PoolCore:
         """To be carried out once the writes taken before are durable."""
         actions, self._actions = self._actions, []
         return actions
+
+    def put_back(self, writes: Writes, actions: list[Action]) -> None:
+        """What was taken could not be written, so nothing of it was done: it is still to do."""
+        self.table.put_back(writes)
+        self._actions = [*actions, *self._actions]
 
     def take_lost(self) -> list[Lost]:
         """Leases that ended because their machine is gone."""
@@ -227,12 +228,33 @@ class PoolCore:
         """Back into use."""
         self._move(self.table.named(name), _E.RESUME, now_s)
 
-    def keep_out(self, name: str, *, is_kept_out: bool) -> None:
-        """No new leases, without any other consequence."""
+    def keep_out(self, name: str, why: str) -> None:
+        """No new leases, without any other consequence, until every such reason is lifted."""
         machine = self.table.get(name)
-        if machine is not None and machine.is_kept_out != is_kept_out:
-            machine.is_kept_out = is_kept_out
+        if machine is not None:
+            self._set_kept_out(machine, machine.kept_out | {why})
+
+    def let_in(self, name: str, why: str) -> None:
+        """One reason to keep the machine from new leases is no more; others may be."""
+        machine = self.table.get(name)
+        if machine is not None:
+            self._set_kept_out(machine, machine.kept_out - {why})
+
+    def _set_kept_out(self, machine: Machine, reasons: frozenset[str]) -> None:
+        if machine.kept_out != reasons:
+            machine.kept_out = reasons
+            self.table.touch(machine)
             self.grants.file(machine)
+
+    def diagnose(self, name: str, kind: CheckKind, reason: str, now_s: float) -> None:
+        """Takes the machine out of use and has it looked at, once it is empty."""
+        machine = self.table.named(name)
+        before, machine.diagnosis = machine.diagnosis, kind
+        try:
+            self.drain(name, _E.DIAGNOSE, reason, now_s)
+        except IllegalEventError:
+            machine.diagnosis = before
+            raise
 
     # -- what providers and machines say ---------------------------------------------------
 
@@ -261,22 +283,28 @@ class PoolCore:
         offerings: dict[str, Offering],
         begun_s: float,
         now_s: float,
-    ) -> None:
+    ) -> str | None:
         """The provider's whole list, asked for at `begun_s`. Both ways: lost ones, unknown ones.
 
-        A list says nothing of a machine that changed after it was asked for.
+        A list says nothing of a machine that changed after it was asked for. Returns why the
+        list is doubted, if it is.
         """
         found = {one.name: one for one in machines if one.name.startswith(self.prefix)}
-        for machine in self.table:
-            if machine.offering.provider != provider:
-                continue
+        addresses = {one.address for one in found.values() if one.address}
+        known = [one for one in self.table if one.offering.provider == provider]
+        doubt = absence.doubt(provider, known, found)
+        for machine in known:
             seen = found.pop(machine.name, None)
-            if seen is None:
-                self._absent(machine, begun_s, now_s)
-            else:
+            if seen is not None:
                 self._present(machine, seen, now_s)
+            elif self._may_be_absent(machine, begun_s) and absence.is_believed(
+                machine, begun_s,
+                is_doubted=doubt is not None, is_replaced=machine.address in addresses,
+            ):  # fmt: skip
+                self._absent(machine, now_s)
         for name, seen in found.items():
             self._stray(name, seen, provider, offerings, now_s)
+        return doubt
 
     def _present(self, machine: Machine, seen: ProviderMachine, now_s: float) -> None:
         machine.absences = 0
@@ -288,15 +316,13 @@ class PoolCore:
         if machine.state is _S.BOOTING and seen.presence is Presence.RUNNING:
             self._move(machine, _E.UP, now_s)
 
-    def _absent(self, machine: Machine, begun_s: float, now_s: float) -> None:
+    def _may_be_absent(self, machine: Machine, begun_s: float) -> bool:
         if machine.state is _S.REQUESTED or begun_s < machine.since_s:
-            return
+            return False
         asked_s = machine.release_asked_s
-        if machine.state is _S.RELEASING and (asked_s is None or begun_s < asked_s):
-            return
-        machine.absences += 1
-        if machine.absences < ABSENCES:
-            return
+        return machine.state is not _S.RELEASING or (asked_s is not None and begun_s >= asked_s)
+
+    def _absent(self, machine: Machine, now_s: float) -> None:
         if machine.state in (_S.READY, _S.DRAINING):
             self.supply.reclaimed(machine.offering.id, now_s)
         elif machine.state in IN_FLIGHT:
@@ -337,7 +363,7 @@ class PoolCore:
             if wanted is _S.CHECKING:
                 self.supply.booted(offering, now_s)
                 self.leads.add(offering, now_s - machine.requested_s)
-            machine.is_kept_out, machine.diagnosis = False, CheckKind.MEDIUM
+            machine.kept_out = frozenset()
             self._move(machine, _E.PASSED, now_s, failure or "")
         else:
             if wanted is _S.CHECKING:
@@ -352,12 +378,19 @@ class PoolCore:
 
     def marked(self, name: str, mark_s: float, now_s: float) -> None:
         """The machine told its clock."""
+        self.heard(name, now_s)
         machine = self.table.get(name)
         if machine is not None and machine.clock is not None:
             machine.clock.received(mark_s, now_s)
             if machine.is_silent:
                 machine.is_silent = False
                 self.grants.file(machine)
+
+    def heard(self, name: str, now_s: float) -> None:
+        """The machine has answered something."""
+        machine = self.table.get(name)
+        if machine is not None:
+            machine.heard_s = now_s
 
     def silent(self, name: str) -> None:
         """The machine did not answer: no new leases until it does."""
@@ -370,6 +403,8 @@ class PoolCore:
 
     def tick(self, now_s: float) -> None:
         """Deadlines, and slots whose unconfirmed leases are over. At least once a second or so."""
+        self.supply.ran_since(self.table, self._ticked_s, now_s)
+        self._ticked_s = now_s
         for machine in self.table:
             deadline_s = machine.deadline_s()
             if machine.state is _S.BOOTING:
@@ -424,6 +459,8 @@ class PoolCore:
         machine.absences = 0
         if machine.state is not _S.DRAINING:
             machine.after_drain = None
+        if machine.state is _S.READY:
+            machine.diagnosis = CheckKind.MEDIUM
         if machine.state in (_S.RELEASING, _S.QUARANTINED, _S.GONE):
             self._drop_leases(machine, reason or str(event))
         self._act(machine, now_s)

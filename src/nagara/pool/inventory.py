@@ -13,8 +13,6 @@ from nagara.contract.machine import NO_RESOURCES, Offering, Resources
 from nagara.pool.demandclass import CPU_TARGET, DISK_TARGET, MEMORY_TARGET, DemandClass
 from nagara.pool.machines import Machine
 
-_TRIED_MACHINES = 32  # of one group, when resources decide
-
 
 @dataclass(slots=True, eq=False)
 class _Group:
@@ -29,16 +27,14 @@ class _Group:
         return self.partly[len(machine.free)] if machine.held else self.empty
 
     def fitting(self, devices: int, needs: Resources) -> Machine | None:
-        """The fullest machine with room, or None."""
-        tried = 0
-        for shelf in (*self.partly[devices:], self.empty):
+        """The fullest machine with room, or None. Without `needs` the first one has it."""
+        for shelf in self.partly[devices:]:
             for machine in shelf.values():
                 if has_room(machine, needs):
                     return machine
-                tried += 1
-                if tried == _TRIED_MACHINES:
-                    break
-        return None
+        # Empty machines of one offering are alike.
+        first = next(iter(self.empty.values()), None)
+        return first if first is not None and has_room(first, needs) else None
 
     def count_most_free(self) -> int:
         """The largest number of free devices of any machine."""

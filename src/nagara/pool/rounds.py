@@ -83,7 +83,7 @@ class Rounds:
         agent = self._setup.agents(name, machine.address)
         try:
             async with asyncio.timeout(VITALS_EVERY_S):
-                vitals = await agent.vitals()
+                vitals = await agent.vitals(self._care.heard(name))
             self._care.seen(self._core, name, vitals, self._now_s())
             if machine.is_own and not machine.held and not self._is_own_checked:
                 self._is_own_checked = True

@@ -241,10 +241,7 @@ class PoolService:
 
     async def diagnose(self, name: str, kind: CheckKind) -> None:
         """A person's order: once it is empty, it is looked at."""
-        machine = self.core.table.named(name)
-        now_s = self._clock.monotonic_s()
-        machine.diagnosis = kind
-        self.core.drain(name, MachineEvent.DIAGNOSE, "to be diagnosed by hand", now_s)
+        self.core.diagnose(name, kind, "to be diagnosed by hand", self._clock.monotonic_s())
         await self._carry_out()
 
     def replica_failed(self, machine: str, reason: str) -> None:
@@ -311,8 +308,12 @@ class PoolService:
         async with self._write_lock:
             writes = self.core.take_writes()
             actions = self.core.take_actions() if self._group is not None else []
-            if writes:
-                await asyncio.shield(self._record.write(writes))
+            try:
+                if writes:
+                    await asyncio.shield(self._record.write(writes))
+            except Exception:
+                self.core.put_back(writes, actions)
+                raise
         for action in actions:
             self._spawn(partial(self._act, action), str(action))
         for lost in self.core.take_lost():
@@ -363,7 +364,9 @@ class PoolService:
             kept = {k: v for k, v in self._offerings.items() if v.provider != provider.name}
             self._offerings = kept | {one.id: one for one in offerings}
             now_s = self._clock.monotonic_s()
-            self.core.listed(provider.name, machines, self._offerings, begun_s, now_s)
+            doubt = self.core.listed(provider.name, machines, self._offerings, begun_s, now_s)
+            if doubt is not None:
+                self.care.alert(doubt)
         await self._carry_out()
 
     async def plan(self, *, is_due: bool = True) -> None:

@@ -8,10 +8,14 @@ times are given, on a clock that never jumps.
 """
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nagara.contract.machine import Offering
+from nagara.pool.machines import Machine
+from nagara.pool.states import RUNNING
 
 HALF_LIFE_S = 1500.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 1800.0
@@ -94,6 +98,12 @@ class Supply:
     def ran(self, offering: str, machine_hours: float, now_s: float) -> None:
         """Machines of the offering ran for so many hours together."""
         self._at(offering, now_s).hours += machine_hours
+
+    def ran_since(self, machines: Iterable[Machine], since_s: float, now_s: float) -> None:
+        """All these machines have been in the pool from `since_s` to now; those that run count."""
+        running = Counter(one.offering.id for one in machines if one.state in RUNNING)
+        for offering, count in running.items():
+            self.ran(offering, count * max(0.0, now_s - since_s) / 3600, now_s)
 
     def usable(self, offering: Offering, now_s: float) -> int:
         """How many machines a plan may ask for now: what would be granted nine times in ten."""

@@ -4,7 +4,9 @@
 (which counts suspension), and says what must be ended. The other end of a lease, which says from
 when a slot may be granted again, is the pool's `LeaseClock`.
 
-A slot is `MACHINE/DEVICE+DEVICE...`; two slots that share a device exclude each other.
+A slot is `MACHINE/DEVICE+DEVICE...`; two slots that share a device exclude each other. MACHINE is
+what the pool calls this one. Leases of two names are never held at once: a start for a machine that
+had our address before us must not run beside a replica of our own.
 """
 
 import math
@@ -43,6 +45,11 @@ def devices_of(slot: str) -> frozenset[str]:
     return frozenset(f"{machine}{mark}{device}" for device in devices.split("+"))
 
 
+def machine_of(slot: str) -> str:
+    """`m1/0+2` → `m1`; empty for a slot of another form."""
+    return slot.rpartition("/")[0]
+
+
 @dataclass(slots=True)
 class _Held:
     epoch: int
@@ -67,15 +74,22 @@ class Fence:
         """A start under a lease: what must be ended before it.
 
         None: it must not be started; its epoch is old, or its time is over already, or its end
-        was counted from a clock that is not this one.
+        was counted from a clock that is not this one, or it is for a machine of another name than
+        the leases that are held.
         """
         end_s = lease.mark_s + lease.ttl_s
         is_in_time = now_s < end_s <= now_s + LONGEST_TTL_S or math.isinf(end_s)
         if not self.admits(lease.slot, lease.epoch) or not is_in_time:
             return None
+        if self._is_foreign(lease.slot):
+            return None
         old = self.raise_to(lease.slot, lease.epoch)
         self._held[lease.slot] = _Held(lease.epoch, end_s)
         return old
+
+    def _is_foreign(self, slot: str) -> bool:
+        names = {machine_of(slot), *map(machine_of, self._held)} - {""}
+        return len(names) > 1
 
     def raise_to(self, slot: str, epoch: int) -> tuple[str, ...]:
         """Refuses epochs below `epoch` from now on; returns held slots that must be ended.

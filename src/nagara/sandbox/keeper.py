@@ -226,6 +226,8 @@ class Keeper:
         elif operation == "shutdown":
             if any(child.exit_code is None for child in self._children.values()):
                 raise RefusedError("replicas are still running")
+            if self._held:
+                raise RefusedError("descriptors are still held")
             self._is_ending = True
         else:
             raise RefusedError(f"unknown operation {operation!r}")
@@ -246,7 +248,10 @@ class Keeper:
     def _begin_lease(self, name: str, lease: dict[str, Any]) -> list[str]:
         ended = self._leases.begin(name, lease)
         if ended is None:
-            raise RefusedError(f"the lease of {lease['slot']} is over or another has followed it")
+            raise RefusedError(
+                f"the lease of {lease['slot']} is over, or another has followed it, "
+                "or this machine runs replicas under another name"
+            )
         self._end_all(ended)
         return list(ended)
 

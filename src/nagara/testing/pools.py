@@ -92,7 +92,7 @@ class HealthyAgent:
         names = ("memory", "disk", "clock")
         return HealthReport(kind, tuple(CheckResult(name, Outcome.PASS) for name in names))
 
-    async def vitals(self) -> Vitals:
+    async def vitals(self, heard: str) -> Vitals:
         """A monitor that makes progress."""
         return Vitals(int(time.monotonic()), (), ())
 

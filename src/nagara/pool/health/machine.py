@@ -26,7 +26,7 @@ def checks_of(
     memory_mib = _BURN_MIB if kind is CheckKind.HEAVY else cpu.MEMORY_MIB
     chosen = [
         *cpu.checks(folder, memory_mib=memory_mib),
-        kernellog.check(kernellog.KernelLog(), XidPolicy()),
+        kernellog.check(kernellog.KernelLog(), XidPolicy(), kind),
     ]
     has_devices = _has_devices()
     if has_devices or expected is not None:
