@@ -1,8 +1,8 @@
 """The pool at work: carries out what the core decides, on its own loops.
 
     tick       1 s     deadlines, writes and actions
-    lists      30 s    what every provider really has; at once after a start
-    plan       60 s    sizes the pool: launches and releases
+    lists      30 s    what every provider really has; every 5 s while machines are on their way
+    plan       60 s    sizes the pool: launches and releases; soon after a claim found nothing
     renewals   3 s     leases of machines that have some
     vitals     30 s    machines that are ready; heavy diagnostics where due
 
@@ -12,6 +12,7 @@ under a lease before `durable` has returned. Everything here runs on one loop.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
@@ -34,6 +35,7 @@ from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Claimant
 from nagara.pool.figures import Figures, figures_of, machine_document
+from nagara.pool.health.blame import Blame
 from nagara.pool.health.care import Care
 from nagara.pool.lease import RENEW_EVERY_S, TTL_S, machine_of
 from nagara.pool.ledger import Record
@@ -45,11 +47,11 @@ from nagara.pool.rounds import VITALS_EVERY_S, Rounds
 from nagara.pool.runner import Steadiness
 from nagara.pool.setup import PoolSetup
 from nagara.pool.sizing import PLAN_EVERY_S, make_problem
-from nagara.pool.states import MachineEvent
+from nagara.pool.states import MOVING, MachineEvent
 from nagara.pool.statistics import Statistics
 from nagara.pool.tasks import Work, guarded
 
-TICK_S, LIST_EVERY_S = 1.0, 30.0
+TICK_S, LIST_EVERY_S, LIST_SOON_S, PLAN_SOON_S = 1.0, 30.0, 5.0, 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ class PoolService:
         self.core = PoolCore(saved, lambda: new_name(saved.pool), now_s, own=setup.own)
         self.care = Care(setup.xids)
         self.meters = Meters()
+        self._blame = Blame()
         self.on_lost: Callable[[Lost], None] = lambda _: None
         self.on_room: Callable[[], None] = lambda: None
         self._record = record
@@ -90,6 +93,8 @@ class PoolService:
         self._offerings: dict[str, Offering] = {}
         self._problem = Problem((), ())
         self._plan = Plan(source="none")
+        self._is_plan_wanted = False
+        self._listed_s = self._planned_s = -math.inf
         self._write_lock = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
 
@@ -115,7 +120,15 @@ class PoolService:
         if not is_demand:
             return self.core.claim_spare(claimant, wanted, needs)
         self.meters.claimed(wanted, now_s)
-        return self.core.claim(claimant, wanted, now_s, needs)
+        answer = self.core.claim(claimant, wanted, now_s, needs)
+        if isinstance(answer, NoSlot):
+            self._is_plan_wanted = True
+        return answer
+
+    def expect(self, wanted: DemandClass) -> None:
+        """Claims of this class will come: the least reserve is kept for it from now on."""
+        if self.meters.expect(wanted, self._clock.monotonic_s()):
+            self._is_plan_wanted = True
 
     async def durable(self) -> None:
         """Returns when everything granted before is written down."""
@@ -233,9 +246,18 @@ class PoolService:
         self.core.diagnose(name, kind, "to be diagnosed by hand", self._clock.monotonic_s())
         await self._carry_out()
 
-    def replica_failed(self, machine: str, reason: str) -> None:
-        """A replica ended for a reason that lies with its machine: it is looked at."""
-        self.care.suspect(self.core, machine, reason, self._clock.monotonic_s())
+    def replica_failed(self, lease: Lease, app: str, reason: str) -> None:
+        """A replica could not start, or ended: if that lies with its machine, it is looked at."""
+        now_s = self._clock.monotonic_s()
+        name = machine_of(lease.slot)
+        why = self._blame.failed(name, app, reason, now_s)
+        if why is not None:
+            _log.warning("%s is to be looked at: %s", name, why)
+            self.care.suspect(self.core, name, why, now_s)
+
+    def replica_ready(self, lease: Lease) -> None:
+        """A replica has become ready under the lease."""
+        self._blame.served(machine_of(lease.slot))
 
     # -- life ------------------------------------------------------------------------------
 
@@ -254,11 +276,12 @@ class PoolService:
             (PLAN_EVERY_S, self._keep_statistics),
         ]
         if self._carrier.providers:
-            loops += [(LIST_EVERY_S, self._list_all), (PLAN_EVERY_S, self.plan)]
+            loops.append((TICK_S, self._look_around))
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
                 await guarded(self._list_all)
+                self._is_plan_wanted = True
                 for every_s, work in loops:
                     group.create_task(self._repeat(every_s, work), name=f"pool {work.__name__}")
                 await asyncio.get_running_loop().create_future()
@@ -327,7 +350,19 @@ class PoolService:
 
     # -- providers and plans ---------------------------------------------------------------
 
+    async def _look_around(self) -> None:
+        """Lists and plans when it is time for them, or something has happened."""
+        now_s = self._clock.monotonic_s()
+        is_coming = any(machine.state in MOVING for machine in self.core.table)
+        if now_s >= self._listed_s + (LIST_SOON_S if is_coming else LIST_EVERY_S):
+            await self._list_all()
+        if now_s >= self._planned_s + PLAN_EVERY_S:
+            await self.plan()
+        elif self._is_plan_wanted and now_s >= self._planned_s + PLAN_SOON_S:
+            await self.plan(is_due=False)
+
     async def _list_all(self) -> None:
+        self._listed_s = self._clock.monotonic_s()
         for provider in self._carrier.providers.values():
             begun_s = self._clock.monotonic_s()
             try:
@@ -345,9 +380,10 @@ class PoolService:
                 self.care.alert(doubt)
         await self._carry_out()
 
-    async def plan(self) -> None:
-        """Makes a plan and orders what it says."""
-        now_s = self._clock.monotonic_s()
+    async def plan(self, *, is_due: bool = True) -> None:
+        """Makes a plan and orders what it says. One out of turn gives nothing back."""
+        now_s = self._planned_s = self._clock.monotonic_s()
+        self._is_plan_wanted = False
         offerings = list(self._offerings.values())
         self._problem = make_problem(self.core, offerings, self.meters, self._setup.policy, now_s)
         if not self._problem.offers:
@@ -357,7 +393,7 @@ class PoolService:
         for name, count in plan.launches:
             for _ in range(count if name in self._offerings else 0):
                 self.core.request(self._offerings[name], now_s)
-        for name, count in self._steady.releases(plan):
+        for name, count in self._steady.releases(plan) if is_due else ():
             for machine in self.core.grants.inventory.idle(name)[:count]:
                 self.core.drain(machine.name, MachineEvent.RELEASE, "not needed", now_s)
         await self._carry_out()
