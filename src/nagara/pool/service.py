@@ -28,8 +28,9 @@ from nagara.contract.machine import (
     Resources,
 )
 from nagara.contract.replica import Lease
+from nagara.pool import asking
 from nagara.pool.actions import Granted, Lost, NoSlot
-from nagara.pool.carrying import PROVIDER_LIMIT_S, Carrier
+from nagara.pool.carrying import Carrier
 from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Claimant
@@ -47,7 +48,7 @@ from nagara.pool.setup import PoolSetup
 from nagara.pool.sizing import PLAN_EVERY_S, make_problem
 from nagara.pool.states import MachineEvent
 from nagara.pool.statistics import Statistics
-from nagara.pool.tasks import Work, guarded
+from nagara.pool.tasks import Work, for_all, guarded
 
 TICK_S, LIST_EVERY_S = 1.0, 30.0
 
@@ -131,7 +132,8 @@ class PoolService:
         if machine is None:
             return None
         try:
-            answer = await self._setup.agents(machine.name, machine.address).renew(())
+            agent = self._setup.agents(machine.name, machine.address)
+            answer = await asking.of_machine(machine.name, agent.renew(()), asking.MARK_LIMIT_S)
         except MachineUnreachableError:
             self.core.silent(machine.name)
             raise
@@ -182,7 +184,8 @@ class PoolService:
             return
         try:
             agent = self._setup.agents(machine.name, machine.address)
-            await agent.fence(lease.slot, lease.epoch + 1)
+            order = agent.fence(lease.slot, lease.epoch + 1)
+            await asking.of_machine(machine.name, order, asking.FENCE_LIMIT_S)
         except MachineUnreachableError as error:
             _log.warning("%s does not confirm the end of %s: %s", machine.name, lease.slot, error)
             self._ended(lease, is_confirmed=False)
@@ -328,22 +331,29 @@ class PoolService:
     # -- providers and plans ---------------------------------------------------------------
 
     async def _list_all(self) -> None:
-        for provider in self._carrier.providers.values():
-            begun_s = self._clock.monotonic_s()
-            try:
-                async with asyncio.timeout(PROVIDER_LIMIT_S):
-                    offerings = await provider.offerings()
-                    machines = await provider.machines()
-            except (ProviderError, TimeoutError) as error:
-                _log.warning("%s gives no list: %s", provider.name, error)
-                continue
-            kept = {k: v for k, v in self._offerings.items() if v.provider != provider.name}
-            self._offerings = kept | {one.id: one for one in offerings}
-            now_s = self._clock.monotonic_s()
-            doubt = self.core.listed(provider.name, machines, self._offerings, begun_s, now_s)
-            if doubt is not None:
-                self.care.alert(doubt)
+        await for_all(self._list, tuple(self._carrier.providers))
         await self._carry_out()
+
+    async def _list(self, name: str) -> None:
+        """What one provider offers, and what it has: one says nothing of the other."""
+        provider = self._carrier.providers[name]
+        try:
+            offerings = await asking.of_provider(name, provider.offerings())
+        except ProviderError as error:
+            _log.warning("%s offers nothing: %s", name, error)
+        else:
+            kept = {k: v for k, v in self._offerings.items() if v.provider != name}
+            self._offerings = kept | {one.id: one for one in offerings}
+        begun_s = self._clock.monotonic_s()
+        try:
+            machines = await asking.of_provider(name, provider.machines())
+        except ProviderError as error:
+            _log.warning("%s gives no list: %s", name, error)
+            return
+        now_s = self._clock.monotonic_s()
+        doubt = self.core.listed(name, machines, self._offerings, begun_s, now_s)
+        if doubt is not None:
+            self.care.alert(doubt)
 
     async def plan(self) -> None:
         """Makes a plan and orders what it says."""
