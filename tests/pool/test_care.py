@@ -126,12 +126,17 @@ def test_a_machine_whose_monitor_is_stuck_gets_no_new_leases_until_it_speaks_aga
     machine = core.table.named(name)
     care.watch(core, 30.0, 0.0)
     care.seen(core, name, Vitals(1, (), ()), 30.0)
-    assert care.watch(core, 30.0, 60.0) == []
+    care.watch(core, 30.0, 60.0)
+    assert not machine.is_kept_out
     care.seen(core, name, Vitals(1, (), ()), 120.0)
-    assert care.watch(core, 30.0, 121.0) == [f"monitor of {name}"]
+    care.watch(core, 30.0, 121.0)
+    for second in (121.0, 122.0):
+        care.look_for_stuck(second)
+    assert [one for one in care.alerts if f"monitor of {name}" in one] == care.alerts
+    assert len(care.alerts) == 1
     assert machine.is_kept_out
     care.seen(core, name, Vitals(2, (), ()), 150.0)
-    assert care.watch(core, 30.0, 151.0) == []
+    care.watch(core, 30.0, 151.0)
     assert not machine.is_kept_out
     core.keep_out(name, "Xid 9999")
     care.watch(core, 30.0, 300.0)

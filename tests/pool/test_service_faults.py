@@ -182,3 +182,56 @@ async def test_a_check_that_hangs_on_its_machine_ends_with_the_machines_deadline
         world.agents[name].is_hung = False
         await until_hung(world, 5)
         assert machine.state is MachineState.READY
+
+
+async def test_a_loop_that_fails_every_time_is_stuck_however_often_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_world() as world:
+        await world.pass_s(60)
+        assert world.service.document()["stuck"] == []
+
+        async def breaks(_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(world.service._setup.planning, "plan", breaks, raising=False)
+        await world.pass_s(300)
+        assert world.service.document()["stuck"] == ["plan"]
+        assert sum("plan makes no progress" in one for one in world.service.care.alerts) == 1
+
+
+async def test_after_an_hour_of_suspension_machines_are_there_and_leases_are_over() -> None:
+    async with a_world() as world:
+        await filled(world)
+        granted = await claimed(world)
+        agent = await begun(world, granted)
+        await world.pass_s(10)
+        ordered = world.service.core.request(an_offering(), world.clock.monotonic_s())
+        await world.pass_s(5)
+        known = {one.name for one in world.service.core.table}
+        await world.clock.leap(3600.0)
+        assert agent.fence_.expire(world.clock.monotonic_s()) == (granted.lease.slot,)
+        await world.pass_s(5)
+        assert [one.lease for one in world.lost] == [granted.lease]
+        assert {one.name for one in world.service.core.table} >= known
+        assert not any("makes no progress" in one for one in world.service.care.alerts)
+        await world.pass_s(120)
+        assert world.service.core.table.named(ordered).state is MachineState.READY
+        machine = world.service.core.table.named(granted.machine)
+        assert machine.state is MachineState.READY
+        assert not machine.is_kept_out
+        assert not machine.is_silent
+
+
+async def test_a_machine_that_was_kept_out_for_its_silence_is_let_in_after_one_look() -> None:
+    async with a_world() as world:
+        await filled(world)
+        granted = await claimed(world)
+        world.agents[granted.machine].is_cut_off = True
+        await world.pass_s(150)
+        machine = world.service.core.table.named(granted.machine)
+        await world.clock.leap(3600.0)
+        world.agents[granted.machine].is_cut_off = False
+        await world.pass_s(400)
+        assert machine.state is MachineState.READY
+        assert not machine.is_kept_out

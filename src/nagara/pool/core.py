@@ -425,6 +425,11 @@ class PoolCore:
             self.arbiter.gave_back(app)
             self._emptied(machine, now_s)
 
+    def slept(self, seconds: float) -> None:
+        """Nobody could be asked for so long. Leases went on; deadlines wait for an answer."""
+        for machine in self.table:
+            machine.since_s += seconds
+
     def _all_over(self, machine: Machine, now_s: float) -> None:
         """It has been silent for so long that its keeper has ended all its replicas."""
         self.silent(machine.name)

@@ -73,8 +73,7 @@ class Rounds:
         self._care.look_at_schedule(self._core, target(), self._now_s())
         ready = [one.name for one in self._core.table if one.state is MachineState.READY]
         await for_all(self._look_at, ready)
-        for monitor in self._care.watch(self._core, VITALS_EVERY_S, self._now_s()):
-            _log.error("%s makes no progress: what it watches is unknown", monitor)
+        self._care.watch(self._core, VITALS_EVERY_S, self._now_s())
 
     async def _look_at(self, name: str) -> None:
         machine = self._core.table.get(name)

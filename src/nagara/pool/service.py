@@ -51,6 +51,7 @@ from nagara.pool.statistics import Statistics
 from nagara.pool.tasks import Work, for_all, guarded
 
 TICK_S, LIST_EVERY_S = 1.0, 30.0
+ASLEEP_S = 20.0  # later than this, a tick was held up by the host: suspended, or stopped
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class PoolService:
         self._offerings: dict[str, Offering] = {}
         self._problem = Problem((), ())
         self._plan = Plan(source="none")
+        self._ticked_s = now_s
         self._write_lock = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
 
@@ -212,6 +214,7 @@ class PoolService:
             "pool": self.core.prefix,
             **asdict(self.figures()),
             "alerts": list(self.care.alerts),
+            "stuck": self.care.watchdog.stuck(self._clock.monotonic_s()),
             "machines": [
                 machine_document(one, self.care.last_report(one.name)) for one in self.core.table
             ],
@@ -279,9 +282,9 @@ class PoolService:
         if work in (self._look_at_all, self._keep_statistics):
             await self._clock.sleep(every_s)  # the first minute belongs to the apps
         while True:
-            await guarded(work)
-            count += 1
-            self.care.watchdog.progress(name, count, self._clock.monotonic_s())
+            if await guarded(work):
+                count += 1
+                self.care.watchdog.progress(name, count, self._clock.monotonic_s())
             await self._clock.sleep(every_s)
 
     def _spawn(self, work: Work, name: str) -> None:
@@ -290,7 +293,15 @@ class PoolService:
 
     async def tick(self) -> None:
         """Deadlines, and whatever waits to be written and done."""
-        self.core.tick(self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        asleep_s = now_s - self._ticked_s - TICK_S
+        self._ticked_s = now_s
+        if asleep_s > ASLEEP_S:
+            _log.warning("nothing ran for %.0f s: deadlines are put off", asleep_s)
+            self.core.slept(asleep_s)
+            self.care.watchdog.slept(asleep_s)
+        self.core.tick(now_s)
+        self.care.look_for_stuck(now_s)
         await self._carry_out()
         self.on_room()
 

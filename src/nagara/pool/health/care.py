@@ -28,6 +28,7 @@ class Care:
         self.alerts: list[str] = []
         self._policy = policy or XidPolicy()
         self._watched: set[str] = set()
+        self._stuck: set[str] = set()
         self._heard: dict[str, str] = {}  # mark of the last vitals, by machine
         self._reports: dict[str, HealthReport] = {}
         self._checked_s: dict[str, float] = {}  # last heavy round passed, by machine
@@ -78,8 +79,8 @@ class Care:
         """Up to where a machine's monitor was heard, for the next question."""
         return self._heard.get(name, "")
 
-    def watch(self, core: PoolCore, every_s: float, now_s: float) -> list[str]:
-        """Expects every ready machine's monitor to make progress; gives those that do not.
+    def watch(self, core: PoolCore, every_s: float, now_s: float) -> None:
+        """Expects every ready machine's monitor to make progress.
 
         A machine whose monitor is stuck is unknown: no new leases until it speaks again.
         """
@@ -100,7 +101,13 @@ class Care:
                 core.keep_out(name, SILENT)
             elif self.watchdog.has_spoken(_monitor(name)):
                 core.let_in(name, SILENT)
-        return sorted(stuck)
+
+    def look_for_stuck(self, now_s: float) -> None:
+        """Alerts of monitors and of the pool's own loops that have come to make no progress."""
+        stuck = set(self.watchdog.stuck(now_s))
+        for name in sorted(stuck - self._stuck):
+            self.alert(f"{name} makes no progress: what it watches is unknown")
+        self._stuck = stuck
 
     def checked(self, name: str, report: HealthReport, why: str | None, now_s: float) -> None:
         """A round of checks of a machine has ended; `why` None: passed."""
