@@ -17,7 +17,6 @@ from nagara.pool import asking
 from nagara.pool.actions import Action, Check, Launch, Release
 from nagara.pool.core import PoolCore
 from nagara.pool.health.care import Care
-from nagara.pool.health.verdict import failure
 from nagara.pool.lease import RENEW_EVERY_S
 from nagara.pool.setup import PoolSetup
 
@@ -87,7 +86,7 @@ class Carrier:
             await self._clock.sleep(RENEW_EVERY_S)
             self._core.check_again(check)
             return
-        why = failure(report, self._setup.required(machine.offering.type))
+        why = self._care.judge(machine, report, self._setup.required(machine.offering.type))
         now_s = self._now_s()
         self._core.checked(check, now_s, why)
         self._care.checked(machine.name, report, why, now_s)

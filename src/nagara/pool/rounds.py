@@ -11,7 +11,6 @@ from nagara.contract.machine import CheckKind, MachineUnreachableError, Renewal
 from nagara.pool import asking
 from nagara.pool.core import PoolCore
 from nagara.pool.health.care import Care
-from nagara.pool.health.verdict import failure
 from nagara.pool.lease import TTL_S
 from nagara.pool.machines import Machine
 from nagara.pool.setup import PoolSetup
@@ -97,7 +96,7 @@ class Rounds:
         report = await asking.of_machine(
             machine.name, agent.check(CheckKind.BOOT), asking.CHECK_LIMIT_S[CheckKind.BOOT]
         )
-        why = failure(report, self._setup.required(machine.offering.type))
+        why = self._care.judge(machine, report, self._setup.required(machine.offering.type))
         self._care.checked(machine.name, report, why, self._now_s())
         if why is not None:
             self._care.suspect(self._core, machine.name, why, self._now_s())

@@ -8,7 +8,9 @@ import logging
 from nagara.contract.machine import CheckKind, DeviceEvent, HealthReport, Outcome, Vitals
 from nagara.pool.core import PoolCore
 from nagara.pool.health.brake import Brake
+from nagara.pool.health.kinds import Kinds, unexpected
 from nagara.pool.health.schedule import Candidate, at_once, due
+from nagara.pool.health.verdict import failure
 from nagara.pool.health.watchdog import Watchdog
 from nagara.pool.health.xid import Action, XidPolicy
 from nagara.pool.machines import Machine
@@ -29,6 +31,7 @@ class Care:
         self._policy = policy or XidPolicy()
         self._watched: set[str] = set()
         self._stuck: set[str] = set()
+        self._kinds = Kinds()
         self._heard: dict[str, str] = {}  # mark of the last vitals, by machine
         self._reports: dict[str, HealthReport] = {}
         self._checked_s: dict[str, float] = {}  # last heavy round passed, by machine
@@ -92,6 +95,7 @@ class Care:
         for name in [name for name in self._reports if name not in core.table]:
             del self._reports[name]
             self._checked_s.pop(name, None)
+        self._kinds.keep({one.name for one in core.table})
         for name in ready - self._watched:
             self.watchdog.expect(_monitor(name), every_s, now_s)
         self._watched = ready
@@ -108,6 +112,18 @@ class Care:
         for name in sorted(stuck - self._stuck):
             self.alert(f"{name} makes no progress: what it watches is unknown")
         self._stuck = stuck
+
+    def judge(self, machine: Machine, report: HealthReport, required: frozenset[str]) -> str | None:
+        """Why the machine must not be used after this round, or None."""
+        type_ = machine.offering.type
+        why = (
+            failure(report, required)
+            or unexpected(report, machine.offering)
+            or self._kinds.below(machine.name, type_, report)
+        )
+        if why is None:
+            self._kinds.note(machine.name, type_, report)
+        return why
 
     def checked(self, name: str, report: HealthReport, why: str | None, now_s: float) -> None:
         """A round of checks of a machine has ended; `why` None: passed."""
