@@ -196,8 +196,8 @@ async def test_a_loop_that_fails_every_time_is_stuck_however_often_it_runs(
 
         monkeypatch.setattr(world.service._setup.planning, "plan", breaks, raising=False)
         await world.pass_s(300)
-        assert world.service.document()["stuck"] == ["plan"]
-        assert sum("plan makes no progress" in one for one in world.service.care.alerts) == 1
+        assert world.service.document()["stuck"] == ["plans"]
+        assert sum("plans makes no progress" in one for one in world.service.care.alerts) == 1
 
 
 async def test_after_an_hour_of_suspension_machines_are_there_and_leases_are_over() -> None:

@@ -1,11 +1,11 @@
 """`nagara engine`: the LLM engine on its own, without control, node or snapshots."""
 
-import os
 from pathlib import Path
 
 import click
 
 from nagara.base.errors import NagaraError
+from nagara.engine.openmp import be_patient
 
 
 @click.group()
@@ -81,9 +81,7 @@ def serve(
     is_compiled: bool,
 ) -> None:
     """Serve the model folder MODEL with OpenAI's API."""
-    # Threads that wait for each other spin for 5 ms by default: on a machine with other work that
-    # keeps the very thread from running that they wait for. Read when torch loads its OpenMP.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    be_patient()
     # torch loads in seconds: only this command pays for it
     from nagara.engine.errors import EngineError
     from nagara.engine.server import ServeSettings

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from nagara.base.errors import NagaraError, UsageError
 from nagara.contract.node import Node, NodeUnavailableError, ReplicaGoneError
+from nagara.control.app_images import with_images
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import Auth, bearer
 from nagara.control.fleet import Fleet
@@ -104,10 +105,9 @@ class Api:
             apps = parse_apps(body.decode(), file)
         except UnicodeDecodeError as error:
             raise bad_request(f"{file} is not UTF-8 text") from error
-        for app in apps:
-            self._fleet.mounts(app)
+        named = [(app, self._fleet.mounts(app)) for app in apps]
         services = []
-        for app in apps:
+        for app in await with_images(self._node, named):
             version = await self._state.put_app(app)
             services.append(await self._fleet.deploy(app, version))
         return web.json_response({"apps": [_describe(service) for service in services]})
@@ -167,7 +167,7 @@ class Api:
         """`{"app", "starts": [...]}`, newest first; `name` is an app or a replica.
 
         A start: `replica, kind, stages (seconds, with unaccounted), total_s, started_s,
-        fallback, snapshot, error`.
+        fallback, snapshot, error, files`.
         """
         name = arguments["name"]
         replica = None

@@ -83,7 +83,20 @@ class Captures:
             status.failures += record.version == service.version
         if status.failures >= MAX_FAILURES and status.state != "done":
             status.state = "off"
+        if app.snapshot and status.report is None and (lack := await self._lack()):
+            status.state = "off"
+            status.report = CaptureReport(None, lack)
         service.capture = status
+
+    async def _lack(self) -> str | None:
+        """Why the machine cannot save any replica, known without trying."""
+        try:
+            facts = await self._node.facts()
+        except NagaraError:  # not reached yet: the first start will tell
+            return None
+        if facts.can_snapshot:
+            return None
+        return f"this machine cannot save replicas: {'; '.join(facts.missing)}"
 
     def started(self, service: Service, app: App, report: StartReport) -> None:
         """Takes note of what a start tells about the app's snapshot."""

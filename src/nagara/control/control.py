@@ -23,6 +23,7 @@ from nagara.base.errors import NagaraError, UsageError
 from nagara.contract.node import Node
 from nagara.contract.replica import ModelMount
 from nagara.control.api import Api
+from nagara.control.app_images import with_images
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import KEY_FILE, Auth
 from nagara.control.client import CONTROL_FILE
@@ -143,8 +144,8 @@ class Control:
                     fleet = Fleet(node, Lending(pool), state, self._models, self._clock, tasks)
                     pool.on_lost, pool.on_room = fleet.lost, fleet.hand_on
                     await fleet.begin()
-                    for app in apps:
-                        fleet.mounts(app)
+                    named = [(app, fleet.mounts(app)) for app in apps]
+                    for app in await with_images(self._node, named):
                         await fleet.deploy(app, await state.put_app(app))
                     await self._serve(group, fleet, node, pool, state, auth, ready)
             except BaseExceptionGroup as errors:

@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 
 from nagara.base.clock import Clock
@@ -65,6 +66,7 @@ class Fleet:
         self._tasks = tasks
         self._supply = Supply(lending, self._freeing, self._make_room)
         self.hand_on = self._supply.hand_on  # slots may have become free
+        self._expect = lending.expect
         self.captures = Captures(node, self._supply, state, self.mounts, clock, self._tasks.spawn)
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._all: dict[str, tuple[Service, Replica]] = {}
@@ -125,6 +127,7 @@ class Fleet:
             return self._new_service(app, version)
         is_same = service.app.definition == app.definition
         service.app, service.version = app, version
+        self._expect(app)
         service.failures.count = 0
         await self.captures.redeployed(service, is_same=is_same)
         if is_same:
@@ -184,6 +187,7 @@ class Fleet:
         dispatcher = Dispatcher(self._clock, want, lambda: service.queue_s(), failed)
         service = Service(app, version, dispatcher)
         self.services[app.name] = service
+        self._expect(app)
         return service
 
     # -- orders ----------------------------------------------------------------------------
@@ -304,6 +308,7 @@ class Fleet:
             started_s=started_s,
             fallback=report.fallback,
             snapshot=report.snapshot,
+            files=None if report.files is None else asdict(report.files),
         )
         await self._state.add_start(record)
         if replica.state is _S.READY:

@@ -29,6 +29,10 @@ class Lending:
     def __init__(self, pool: PoolService) -> None:
         self.pool = pool
 
+    def expect(self, app: App) -> None:
+        """The app is deployed: its replicas will want slots."""
+        self.pool.expect(wanted_by(app))
+
     def claim(self, app: App) -> Lease | NoSlot:
         """A slot for a replica, at once."""
         granted = self.pool.claim(Claimant(app.name), wanted_by(app), needs_of(app))

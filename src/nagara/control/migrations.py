@@ -32,6 +32,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             id TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL,
             sha256 TEXT NOT NULL UNIQUE, created_s REAL NOT NULL)""",
     ),
+    ("ALTER TABLE starts ADD COLUMN files TEXT",),
     (
         """CREATE TABLE pool_machines (
             name TEXT PRIMARY KEY, offering TEXT NOT NULL, state TEXT NOT NULL,

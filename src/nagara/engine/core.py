@@ -12,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nagara.engine.request import TokenLogprob
+from nagara.engine.errors import RequestError
+from nagara.engine.request import FinishReason, TokenLogprob
 from nagara.engine.runner import Launched, Runner
 from nagara.engine.scheduler import Outcome, Scheduler
 
@@ -33,6 +34,7 @@ class Committed(NamedTuple):
 
     outcome: Outcome
     logprob: TokenLogprob | None
+    error: RequestError | None = None  # the request's own code failed: it has ended
 
 
 class Core:
@@ -81,9 +83,13 @@ class Core:
         self.times.tokens += len(outcomes)
         for outcome in outcomes:
             guide = outcome.sequence.guide
-            if guide is not None and outcome.finish_reason is None:
+            if outcome.sample in results.faults:
+                self.scheduler.end(outcome.sequence, FinishReason.CANCELLED)
+            elif guide is not None and outcome.finish_reason is None:
                 guide.accept(outcome.token_id)
-        return [Committed(o, results.logprobs[o.sample]) for o in outcomes]
+        return [
+            Committed(o, results.logprobs[o.sample], results.faults.get(o.sample)) for o in outcomes
+        ]
 
     def drain(self) -> list[Committed]:
         """Commit what is in flight without planning more."""

@@ -15,13 +15,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from nagara.engine.answer import AnswerBuilder, merge
+from nagara.engine.answer_stream import AnswerStream
 from nagara.engine.blocks import BlockPool
 from nagara.engine.core import Committed, Core
 from nagara.engine.errors import (
@@ -97,7 +98,9 @@ class Engine:
         self._model.make_cache(loaded.blocks, s.block_size)
         pool = BlockPool(loaded.blocks, s.block_size, is_caching=s.has_prefix_cache)
         most_rows = s.max_concurrency + s.chunk_rows
-        self._scheduler = Scheduler(pool, Limits(s.max_concurrency, most_rows, s.chunk_rows))
+        weight = self.config.context_weight
+        limits = Limits(s.max_concurrency, most_rows, s.chunk_rows, weight)
+        self._scheduler = Scheduler(pool, limits)
         capacity = Capacity(most_rows, s.max_concurrency, pool.blocks_for(self.context) + 1)
         runner = Runner(self._model, self._device, capacity, is_checking=s.is_checking)
         self._core = Core(self._scheduler, runner, s.depth, is_checking=s.is_checking)
@@ -106,6 +109,7 @@ class Engine:
         self._by_key: dict[int, Sequence] = {}
         self._mailboxes: dict[int, Mailbox] = {}
         self._next_key = 0
+        self._places: set[int] = set()  # keys of those that count; guarded by `_wake_up`
         self._active_s = 0.0
         self._is_closing = self._is_asleep = False
         self._failure: EngineError | None = None
@@ -128,11 +132,21 @@ class Engine:
             self._device.close()
         return is_over
 
+    @property
+    def failure(self) -> EngineError | None:
+        """Why the engine has ended by itself; it takes nothing any more then."""
+        return self._failure
+
+    def join(self) -> EngineError | None:
+        """Wait until the step thread has ended, by `close` or by itself; its failure if any."""
+        self._thread.join()
+        return self._failure
+
     def submit(self, prompt: Items[int], params: SamplingParams, receiver: Receiver) -> int:
         """Queue a request; the returned key cancels it.
 
         Raises:
-            RequestError: it can never run as asked.
+            RequestError: it can never run as asked, or too many wait already.
             EngineError: the engine is closing, asleep, or has failed.
         """
         self.check(prompt, params)
@@ -140,11 +154,11 @@ class Engine:
         ends = set(params.stop_token_ids)
         if not params.ignore_eos:
             ends.update(self.config.eos_ids)
-        if len(self._by_key) >= self.settings.max_concurrency + self.settings.max_waiting:
-            raise OverloadedError("too many requests wait already")
         with self._wake_up:
             if self._failure is not None:
                 raise self._failure
+            if len(self._places) >= self.settings.max_concurrency + self.settings.max_waiting:
+                raise OverloadedError("too many requests wait already")
             if self._is_closing or self._is_asleep:
                 raise EngineError(f"the engine is {'closing' if self._is_closing else 'asleep'}")
             sequence = Sequence(
@@ -161,12 +175,18 @@ class Engine:
                 arrived_s=time.monotonic(),
             )
             self._next_key += 1
+            self._places.add(sequence.key)
             self._inbox.append(partial(self._add, sequence))
             self._wake_up.notify()
         return sequence.key
 
     def cancel(self, key: int) -> None:
-        """End a request; its receiver gets a last event. Unknown and ended keys are let be."""
+        """End a request; its receiver gets a last event. Unknown and ended keys are let be.
+
+        Its place is free at once; what it holds of the cache as soon as no step uses that.
+        """
+        with self._wake_up:
+            self._places.discard(key)
         self._command(partial(self._cancel, key))
 
     def check(self, prompt: Items[int], params: SamplingParams) -> None:
@@ -194,28 +214,25 @@ class Engine:
             )
         self._scheduler.check_fits(len(prompt) + params.max_tokens)
 
-    async def stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Output, None]:
-        """One request's answer in pieces; leaving early cancels it. Called in an asyncio loop.
+    def stream(self, prompt: Prompt, params: SamplingParams) -> AnswerStream:
+        """One request, begun at once, and its answer in pieces. Called in an asyncio loop.
 
         Raises:
-            RequestError: it can never run as asked.
-            EngineError: the engine failed.
+            RequestError: it can never run as asked, or too many wait already.
+            EngineError: the engine is closing, asleep, or has failed.
         """
         ids = self._ids(prompt)
         loop = asyncio.get_running_loop()
         mailbox = self._mailboxes.get(id(loop))
         if mailbox is None:
+            ended = [key for key, box in self._mailboxes.items() if box.is_over]
+            for key in ended:
+                self._mailboxes.pop(key, None)
             mailbox = self._mailboxes[id(loop)] = Mailbox(loop)
         letters: asyncio.Queue[TokenEvent] = asyncio.Queue()
         builder = AnswerBuilder(self.tokenizer, params, len(ids))
-        key = self.submit(ids, params, partial(mailbox.post, letters))
-        try:
-            while builder.finish_reason is None:
-                piece = builder.take(await letters.get())
-                if piece.text or piece.token_ids or piece.finish_reason is not None:
-                    yield piece
-        finally:
-            self.cancel(key)
+        number = self.submit(ids, params, partial(mailbox.post, letters))
+        return AnswerStream(letters, builder, partial(self.cancel, number))
 
     def generate(
         self,
@@ -227,7 +244,8 @@ class Engine:
         """Whole answers, in the prompts' order. `progress` is called with (ended, all).
 
         Raises:
-            RequestError: one of them can never run; none is computed then.
+            RequestError: one of them can never run, and none is computed then; or others hold
+                every place of the engine.
             EngineError: the engine failed.
         """
         all_ids = [self._ids(prompt) for prompt in prompts]
@@ -236,24 +254,43 @@ class Engine:
         events: queue.SimpleQueue[tuple[int, TokenEvent]] = queue.SimpleQueue()
         builders = [AnswerBuilder(self.tokenizer, params, len(ids)) for ids in all_ids]
         pieces: list[list[Output]] = [[] for _ in prompts]
-        keys = [
-            self.submit(ids, params, lambda event, i=i: events.put((i, event)))  # type: ignore[misc]
-            for i, ids in enumerate(all_ids)
-        ]
+        waiting = deque(enumerate(all_ids))
+        keys: dict[int, int] = {}  # of those computed: index → key
         ended = 0
         try:
-            while ended < len(keys):
+            while ended < len(all_ids):
+                self._submit_some(waiting, keys, params, events)
                 index, event = events.get()
-                if builders[index].finish_reason is None:
-                    pieces[index].append(builders[index].take(event))
-                    if builders[index].finish_reason is not None:
-                        ended += 1
-                        if progress is not None:
-                            progress(ended, len(keys))
+                if index not in keys:
+                    continue
+                pieces[index].append(builders[index].take(event))
+                if builders[index].finish_reason is not None:
+                    self.cancel(keys.pop(index))
+                    ended += 1
+                    if progress is not None:
+                        progress(ended, len(all_ids))
         finally:
-            for key in keys:
+            for key in keys.values():
                 self.cancel(key)
         return [merge(some) for some in pieces]
+
+    def _submit_some(
+        self,
+        waiting: "deque[tuple[int, list[int]]]",
+        keys: dict[int, int],
+        params: SamplingParams,
+        events: "queue.SimpleQueue[tuple[int, TokenEvent]]",
+    ) -> None:
+        """Submit as many of those that wait as the engine takes; more when some have ended."""
+        while waiting:
+            index, ids = waiting[0]
+            try:
+                keys[index] = self.submit(ids, params, lambda e, i=index: events.put((i, e)))  # type: ignore[misc]
+            except OverloadedError:
+                if not keys:
+                    raise  # others hold every place
+                return
+            waiting.popleft()
 
     def stats(self) -> EngineStats:
         """A snapshot; the numbers may be a step apart from each other."""
@@ -350,33 +387,49 @@ class Engine:
 
     def _hand_out(self, committed: list[Committed]) -> None:
         for item in committed:
-            outcome = item.outcome
-            if outcome.finish_reason is not None:
-                self._by_key.pop(outcome.sequence.key, None)
-            outcome.sequence.receiver(
-                TokenEvent(
-                    outcome.token_id, item.logprob, outcome.finish_reason, outcome.is_end_token
-                )
-            )
+            sequence, token, _, reason, is_end = item.outcome
+            event = TokenEvent(token, item.logprob, reason, is_end)
+            if item.error is not None:
+                event = TokenEvent(None, None, FinishReason.CANCELLED, error=item.error)
+            if event.finish_reason is not None:
+                self._leave(sequence.key)
+            self._tell(sequence, event)
         self._flush()
+
+    def _tell(self, sequence: Sequence, event: TokenEvent) -> None:
+        try:
+            sequence.receiver(event)
+        except Exception:  # foreign code: the others' requests go on
+            log.exception("a receiver failed; its request is cancelled")
+            if self._leave(sequence.key) is not None:
+                self._scheduler.end(sequence, FinishReason.CANCELLED)
+
+    def _leave(self, key: int) -> Sequence | None:
+        """Give the request's place to another; None when it has been given already."""
+        sequence = self._by_key.pop(key, None)
+        if sequence is not None:
+            with self._wake_up:
+                self._places.discard(key)
+        return sequence
 
     def _flush(self) -> None:
         for mailbox in list(self._mailboxes.values()):
             mailbox.flush()
 
     def _add(self, sequence: Sequence) -> None:
-        if self._is_asleep:
-            error = EngineError("the engine is asleep")
-            sequence.receiver(TokenEvent(None, None, FinishReason.CANCELLED, error=error))
-            return
         self._by_key[sequence.key] = sequence
+        if self._is_asleep:
+            self._leave(sequence.key)
+            error = EngineError("the engine is asleep")
+            self._tell(sequence, TokenEvent(None, None, FinishReason.CANCELLED, error=error))
+            return
         self._scheduler.add(sequence)
 
     def _cancel(self, key: int) -> None:
-        sequence = self._by_key.pop(key, None)
+        sequence = self._leave(key)
         if sequence is not None:
             self._scheduler.end(sequence, FinishReason.CANCELLED)
-            sequence.receiver(TokenEvent(None, finish_reason=FinishReason.CANCELLED))
+            self._tell(sequence, TokenEvent(None, finish_reason=FinishReason.CANCELLED))
 
     def _fall_asleep(self) -> None:
         for key in list(self._by_key):
@@ -398,9 +451,10 @@ class Engine:
             self._inbox.clear()
         for command in commands:
             command()
-        for sequence in list(self._by_key.values()):
-            sequence.receiver(TokenEvent(None, None, FinishReason.CANCELLED, error=error))
-        self._by_key.clear()
+        for key in list(self._by_key):
+            sequence = self._leave(key)
+            if sequence is not None:
+                self._tell(sequence, TokenEvent(None, None, FinishReason.CANCELLED, error=error))
         self._flush()
 
 

@@ -13,7 +13,7 @@ from nagara.engine.errors import EngineError
 from nagara.engine.inputs import POISON, BlockTables, BufferSet, Capacity
 from nagara.engine.model import StepModel
 from nagara.engine.request import TokenLogprob
-from nagara.engine.sampling import History, Sample, Sampler, logprobs_of
+from nagara.engine.sampling import Faults, History, Sample, Sampler, logprobs_of
 from nagara.engine.sequence import Run, StepPlan
 from nagara.engine.streams import Device, Event
 
@@ -27,6 +27,7 @@ class Launched:
     out: Event
     samples: tuple[Sample, ...]
     has_logprobs: bool
+    faults: Faults  # filled in by the device side
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Results:
 
     tokens: list[int]
     logprobs: list[TokenLogprob | None]
+    faults: Faults  # samples whose own code failed: their tokens mean nothing
 
 
 class Runner:
@@ -71,8 +73,13 @@ class Runner:
             (s.params.logprobs for s in samples if s.params.logprobs is not None), default=None
         )
 
+        faults: Faults = {}
+        entered = [run.slot for run in plan.runs if run.is_first] if self._is_checking else []
+
         def compute() -> None:
-            self._compute(buffers, samples, histories, alternatives)
+            if entered:
+                self._last_token[entered] = POISON  # nothing of whoever had the slot before
+            self._compute(buffers, samples, histories, alternatives, faults)
 
         def copy_out() -> None:
             buffers.copy_out(len(samples), has_logprobs=alternatives is not None)
@@ -81,7 +88,7 @@ class Runner:
         computed = self._device.compute.submit(compute, (arrived,))
         out = self._device.outward.submit(copy_out, (computed,))
         buffers.in_use = out
-        return Launched(plan, buffers, out, samples, alternatives is not None)
+        return Launched(plan, buffers, out, samples, alternatives is not None, faults)
 
     def read(self, step: Launched) -> Results:
         """Wait for a step and take its results. The one place where the host waits.
@@ -99,7 +106,7 @@ class Runner:
             if POISON in tokens:
                 raise EngineError("a token was read before it was written")
             step.buffers.poison()
-        return Results(tokens, logprobs)
+        return Results(tokens, logprobs, step.faults)
 
     def _compute(
         self,
@@ -107,16 +114,21 @@ class Runner:
         samples: tuple[Sample, ...],
         histories: tuple[History, ...],
         alternatives: int | None,
+        faults: Faults,
     ) -> None:
         with torch.inference_mode():
             for history in histories:
                 self._sampler.begin(history)
-            logits = self._model.forward(buffers.inputs(self._last_token))
+            inputs = buffers.inputs(self._last_token)
+            if self._is_checking and bool((inputs.ids == POISON).any()):
+                raise EngineError("a slot's token was used before it was drawn")
+            logits = self._model.forward(inputs)
             count = len(samples)
             if not count:
                 return
             raw = logits.clone() if alternatives is not None else logits
-            tokens = self._sampler.draw(logits, samples, buffers.device_numbers[:, :count])
+            numbers = buffers.device_numbers[:, :count]
+            tokens = self._sampler.draw(logits, samples, numbers, faults)
             self._last_token[buffers.device_samples[1, :count]] = tokens
             buffers.device_tokens[:count] = tokens
             if alternatives is not None:

@@ -125,6 +125,7 @@ def build_core(
     blocks: int,
     block_size: int = 16,
     chunk_rows: int = 256,
+    context_weight: float = 0.0,
     context: int = 4096,
     is_checking: bool = False,
     is_caching: bool = True,
@@ -133,7 +134,7 @@ def build_core(
     model.make_cache(blocks, block_size)
     pool = BlockPool(blocks, block_size, is_caching=is_caching)
     rows = slots + chunk_rows
-    scheduler = Scheduler(pool, Limits(slots, rows, chunk_rows))
+    scheduler = Scheduler(pool, Limits(slots, rows, chunk_rows, context_weight))
     capacity = Capacity(rows, slots, pool.blocks_for(context) + 1)
     runner = Runner(model, device, capacity, is_checking=is_checking)
     return Core(scheduler, runner, depth, is_checking=is_checking)

@@ -15,6 +15,8 @@ from nagara.contract.node import NodeUnavailableError
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    ImageOrder,
+    ImageReport,
     NodeFacts,
     ReplicaStatus,
     StartOrder,
@@ -34,6 +36,9 @@ class RemoteNode:
 
     async def facts(self) -> NodeFacts:
         return await self.call("facts")  # type: ignore[no-any-return]
+
+    async def bring_image(self, order: ImageOrder) -> ImageReport:
+        return await self.call("bring_image", order=order)  # type: ignore[no-any-return]
 
     async def start(self, order: StartOrder) -> StartReport:
         return await self.call("start", order=order)  # type: ignore[no-any-return]

@@ -19,6 +19,8 @@ from nagara.contract.machine import CheckKind, HealthReport, Renewal, RenewalAns
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    ImageOrder,
+    ImageReport,
     NodeFacts,
     ReplicaStatus,
     StartOrder,
@@ -51,6 +53,7 @@ MACHINE_METHODS: dict[str, Method] = {  # of the `MachineAgent` protocol
 METHODS: dict[str, Method] = {
     **MACHINE_METHODS,
     "facts": _method(NodeFacts),
+    "bring_image": _method(ImageReport, order=ImageOrder),
     "start": _method(StartReport, order=StartOrder),
     "capture": _method(CaptureReport, order=CaptureOrder),
     "stop": _method(None, replica=str, grace_s=float),
@@ -65,6 +68,7 @@ _ERRORS: dict[str, type[NagaraError]] = {
     kind.__name__: kind
     for kind in (
         contract.NodeError,
+        contract.BadImageError,
         contract.StartFailedError,
         contract.ReplicaGoneError,
         contract.NodeUnavailableError,

@@ -1,8 +1,8 @@
 """The pool at work: carries out what the core decides, on its own loops.
 
     tick       1 s     deadlines, writes and actions
-    lists      30 s    what every provider really has; at once after a start
-    plan       60 s    sizes the pool: launches and releases
+    lists      30 s    what every provider really has; every 5 s while machines are on their way
+    plan       60 s    sizes the pool: launches and releases; soon after a claim found nothing
     renewals   3 s     leases of machines that have some
     vitals     30 s    machines that are ready; heavy diagnostics where due
 
@@ -12,7 +12,8 @@ under a lease before `durable` has returned. Everything here runs on one loop.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -46,11 +47,11 @@ from nagara.pool.rounds import VITALS_EVERY_S, Rounds
 from nagara.pool.runner import Steadiness
 from nagara.pool.setup import PoolSetup
 from nagara.pool.sizing import PLAN_EVERY_S, make_problem
-from nagara.pool.states import MachineEvent
+from nagara.pool.states import MOVING, MachineEvent
 from nagara.pool.statistics import Statistics
 from nagara.pool.tasks import Work, for_all, guarded
 
-TICK_S, LIST_EVERY_S = 1.0, 30.0
+TICK_S, LIST_EVERY_S, LIST_SOON_S, PLAN_SOON_S = 1.0, 30.0, 5.0, 5.0
 ASLEEP_S = 20.0  # later than this, a tick was held up by the host: suspended, or stopped
 
 _log = logging.getLogger(__name__)
@@ -93,6 +94,8 @@ class PoolService:
         self._problem = Problem((), ())
         self._plan = Plan(source="none")
         self._ticked_s = now_s
+        self._is_plan_wanted = False
+        self._listed_s = self._planned_s = -math.inf
         self._write_lock = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
 
@@ -118,7 +121,15 @@ class PoolService:
         if not is_demand:
             return self.core.claim_spare(claimant, wanted, needs)
         self.meters.claimed(wanted, now_s)
-        return self.core.claim(claimant, wanted, now_s, needs)
+        answer = self.core.claim(claimant, wanted, now_s, needs)
+        if isinstance(answer, NoSlot):
+            self._is_plan_wanted = True
+        return answer
+
+    def expect(self, wanted: DemandClass) -> None:
+        """Claims of this class will come: the least reserve is kept for it from now on."""
+        if self.meters.expect(wanted, self._clock.monotonic_s()):
+            self._is_plan_wanted = True
 
     async def durable(self) -> None:
         """Returns when everything granted before is written down."""
@@ -253,20 +264,23 @@ class PoolService:
 
     async def run(self) -> None:
         """Until cancelled. Machines and leases live on."""
-        loops: list[tuple[float, Work]] = [
-            (TICK_S, self.tick),
-            (RENEW_EVERY_S, self._renew_all),
-            (VITALS_EVERY_S, self._look_at_all),
-            (PLAN_EVERY_S, self._keep_statistics),
+        loops: list[tuple[str, float, float, Work]] = [  # how often it runs, and does something
+            ("ticks", TICK_S, TICK_S, self.tick),
+            ("renewals", RENEW_EVERY_S, RENEW_EVERY_S, self._renew_all),
+            ("vitals", VITALS_EVERY_S, VITALS_EVERY_S, self._look_at_all),
+            ("statistics", PLAN_EVERY_S, PLAN_EVERY_S, self._keep_statistics),
         ]
         if self._carrier.providers:
-            loops += [(LIST_EVERY_S, self._list_all), (PLAN_EVERY_S, self.plan)]
+            # Apart: a provider that hangs must not hold up plans for the others.
+            loops.append(("lists", TICK_S, LIST_EVERY_S, self._list_if_due))
+            loops.append(("plans", TICK_S, PLAN_EVERY_S, self._plan_if_due))
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
                 await guarded(self._list_all)
-                for every_s, work in loops:
-                    group.create_task(self._repeat(every_s, work), name=f"pool {work.__name__}")
+                self._is_plan_wanted = True
+                for loop in loops:
+                    group.create_task(self._repeat(*loop), name=f"pool {loop[0]}")
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._group = None
@@ -276,10 +290,10 @@ class PoolService:
         await self._carry_out()
         await self._keep_statistics()
 
-    async def _repeat(self, every_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        name, count = work.__name__, 0
-        self.care.watchdog.expect(name, every_s, self._clock.monotonic_s())
-        if work in (self._look_at_all, self._keep_statistics):
+    async def _repeat(self, name: str, every_s: float, expected_s: float, work: Work) -> None:
+        count = 0
+        self.care.watchdog.expect(name, expected_s, self._clock.monotonic_s())
+        if name in ("vitals", "statistics"):
             await self._clock.sleep(every_s)  # the first minute belongs to the apps
         while True:
             if await guarded(work):
@@ -341,7 +355,26 @@ class PoolService:
 
     # -- providers and plans ---------------------------------------------------------------
 
+    async def _list_if_due(self) -> bool:
+        """Soon while the lists say how far something is; False: not yet."""
+        is_moving = any(machine.state in MOVING for machine in self.core.table)
+        pause_s = LIST_SOON_S if is_moving else LIST_EVERY_S
+        if self._clock.monotonic_s() < self._listed_s + pause_s:
+            return False
+        await self._list_all()
+        return True
+
+    async def _plan_if_due(self) -> bool:
+        """Soon when something has happened; False: not yet."""
+        passed_s = self._clock.monotonic_s() - self._planned_s
+        is_due = passed_s >= PLAN_EVERY_S
+        if not is_due and not (self._is_plan_wanted and passed_s >= PLAN_SOON_S):
+            return False
+        await self.plan(is_due=is_due)
+        return True
+
     async def _list_all(self) -> None:
+        self._listed_s = self._clock.monotonic_s()
         await for_all(self._list, tuple(self._carrier.providers))
         await self._carry_out()
 
@@ -366,9 +399,10 @@ class PoolService:
         if doubt is not None:
             self.care.alert(doubt)
 
-    async def plan(self) -> None:
-        """Makes a plan and orders what it says."""
-        now_s = self._clock.monotonic_s()
+    async def plan(self, *, is_due: bool = True) -> None:
+        """Makes a plan and orders what it says. One out of turn gives nothing back."""
+        now_s = self._planned_s = self._clock.monotonic_s()
+        self._is_plan_wanted = False
         offerings = list(self._offerings.values())
         self._problem = make_problem(self.core, offerings, self.meters, self._setup.policy, now_s)
         if not self._problem.offers:
@@ -378,7 +412,7 @@ class PoolService:
         for name, count in plan.launches:
             for _ in range(count if name in self._offerings else 0):
                 self.core.request(self._offerings[name], now_s)
-        for name, count in self._steady.releases(plan):
+        for name, count in self._steady.releases(plan) if is_due else ():
             for machine in self.core.grants.inventory.idle(name)[:count]:
                 self.core.drain(machine.name, MachineEvent.RELEASE, "not needed", now_s)
         await self._carry_out()

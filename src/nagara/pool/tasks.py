@@ -10,14 +10,13 @@ from nagara.base.errors import NagaraError
 
 _log = logging.getLogger(__name__)
 
-Work = Callable[[], Coroutine[Any, Any, None]]
+Work = Callable[[], Coroutine[Any, Any, bool | None]]  # False: there was nothing to do
 
 
 async def guarded(work: Work) -> bool:
     """Runs it; a failure is logged. Whether it did its work."""
     try:
-        await work()
-        return True
+        return await work() is not False
     except NagaraError as error:
         _log.warning("%s", error)
     except Exception:  # noqa: BLE001  # a task's root

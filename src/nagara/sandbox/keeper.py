@@ -226,6 +226,8 @@ class Keeper:
         elif operation == "shutdown":
             if any(child.exit_code is None for child in self._children.values()):
                 raise RefusedError("replicas are still running")
+            if self._held:
+                raise RefusedError("descriptors are still held")
             self._is_ending = True
         else:
             raise RefusedError(f"unknown operation {operation!r}")
