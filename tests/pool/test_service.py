@@ -248,7 +248,7 @@ async def test_a_replica_that_failed_for_its_device_has_its_machine_looked_at() 
     async with a_world() as world:
         await filled(world)
         granted = await claimed(world)
-        world.service.replica_failed(granted.machine, "illegal memory access")
+        world.service.replica_failed(granted.lease, "app", "it wrote: GPU is lost")
         assert MachineState.DRAINING in world.states()
         world.agents[granted.machine].outcome = Outcome.FAIL
         await world.service.fence(granted.lease)

@@ -52,6 +52,14 @@ class Lending:
         """The replica is gone for certain."""
         self.pool.give_back(lease)
 
+    def failed(self, lease: Lease, app: App, reason: str) -> None:
+        """A replica under the lease could not start, or has ended by itself."""
+        self.pool.replica_failed(lease, app.name, reason)
+
+    def ready(self, lease: Lease) -> None:
+        """A replica under the lease serves."""
+        self.pool.replica_ready(lease)
+
     def adopt(self, lease: Lease, app: App) -> bool:
         """A replica of an earlier process goes on under its lease; False if it may not."""
         return self.pool.adopt(lease, app.name)

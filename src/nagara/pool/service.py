@@ -36,6 +36,7 @@ from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Claimant
 from nagara.pool.figures import Figures, figures_of, machine_document
+from nagara.pool.health.blame import Blame
 from nagara.pool.health.care import Care
 from nagara.pool.lease import RENEW_EVERY_S, TTL_S, machine_of
 from nagara.pool.ledger import Record
@@ -81,6 +82,7 @@ class PoolService:
         self.core = PoolCore(saved, lambda: new_name(saved.pool), now_s, own=setup.own)
         self.care = Care(setup.xids)
         self.meters = Meters()
+        self._blame = Blame()
         self.on_lost: Callable[[Lost], None] = lambda _: None
         self.on_room: Callable[[], None] = lambda: None
         self._record = record
@@ -250,9 +252,18 @@ class PoolService:
         self.core.diagnose(name, kind, "to be diagnosed by hand", self._clock.monotonic_s())
         await self._carry_out()
 
-    def replica_failed(self, machine: str, reason: str) -> None:
-        """A replica ended for a reason that lies with its machine: it is looked at."""
-        self.care.suspect(self.core, machine, reason, self._clock.monotonic_s())
+    def replica_failed(self, lease: Lease, app: str, reason: str) -> None:
+        """A replica could not start, or ended: if that lies with its machine, it is looked at."""
+        now_s = self._clock.monotonic_s()
+        name = machine_of(lease.slot)
+        why = self._blame.failed(name, app, reason, now_s)
+        if why is not None:
+            _log.warning("%s is to be looked at: %s", name, why)
+            self.care.suspect(self.core, name, why, now_s)
+
+    def replica_ready(self, lease: Lease) -> None:
+        """A replica has become ready under the lease."""
+        self._blame.served(machine_of(lease.slot))
 
     # -- life ------------------------------------------------------------------------------
 
