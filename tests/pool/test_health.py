@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -102,6 +103,18 @@ async def test_a_boot_round_ends_in_time_however_many_of_its_checks_hang(
     outcomes = [one.outcome for one in done.results]
     assert outcomes == [Outcome.FAIL, *4 * [Outcome.DID_NOT_RUN]]
     assert "round's 0.1 s" in done.results[-1].detail
+
+
+def test_a_process_can_end_while_a_check_of_it_hangs() -> None:
+    code = (
+        "import asyncio, time\n"
+        "from nagara.contract.machine import CheckKind\n"
+        "from nagara.pool.health.round import HealthCheck, run_round\n"
+        "hangs = HealthCheck('hangs', lambda: str(time.sleep(3600)), 0.05)\n"
+        "print(asyncio.run(run_round(CheckKind.BOOT, [hangs])).results[0].outcome)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.returncode) == ("fail", 0)
 
 
 async def test_thorough_rounds_take_as_long_as_their_checks_may(

@@ -7,11 +7,12 @@ did not run.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from nagara.contract.machine import CheckKind, CheckResult, HealthReport, Outcome
@@ -87,16 +88,29 @@ def result_of(check: HealthCheck) -> CheckResult:
 
 async def _run(check: HealthCheck, limit_s: float) -> CheckResult:
     begun_s = time.monotonic()
-    # A thread of its own: one that hangs must not take the next check's place.
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"check-{check.name}")
     try:
         async with asyncio.timeout(limit_s):
-            loop = asyncio.get_running_loop()
-            result = await loop.run_in_executor(thread, result_of, check)
+            result = await _on_thread(check)
     except TimeoutError:
         is_own = limit_s == check.limit_s
         why = f"hung for {limit_s:g} s" if is_own else "not done when the round's time was over"
         result = CheckResult(check.name, Outcome.FAIL, why)
-    finally:
-        thread.shutdown(wait=False, cancel_futures=True)
     return replace(result, elapsed_s=time.monotonic() - begun_s)
+
+
+def _on_thread(check: HealthCheck) -> asyncio.Future[CheckResult]:
+    """The check on a thread of its own that neither the next check nor the process waits for."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[CheckResult] = loop.create_future()
+
+    def tell(result: CheckResult) -> None:
+        if not future.done():
+            future.set_result(result)
+
+    def work() -> None:
+        result = result_of(check)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell, result)
+
+    threading.Thread(target=work, name=f"check-{check.name}", daemon=True).start()
+    return future
