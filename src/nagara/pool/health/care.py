@@ -54,7 +54,11 @@ class Care:
         if machine is None or judgement.action is Action.IGNORE:
             return judgement.action
         _log.warning("%s: %s", name, reason)
-        if judgement.action in (Action.KEEP_OUT, Action.DRAIN, Action.REMOVE):
+        is_doubtful = judgement.action is Action.KEEP_OUT and not machine.is_own
+        if judgement.action is not Action.WARN and not (
+            # Weak evidence: a driver's new code on every machine must not close the pool.
+            is_doubtful and not self._may_remove(core, machine, reason, now_s)
+        ):
             core.keep_out(name, reason)
         if judgement.action is Action.DRAIN:
             self.suspect(core, name, reason, now_s)
