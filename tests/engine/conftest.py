@@ -55,6 +55,23 @@ def family_config(family: str) -> transformers.PretrainedConfig:
             "original_max_position_embeddings": 64,
         }
         return transformers.LlamaConfig(**COMMON, rope_parameters=rope, attention_bias=True)
+    if family == "yarn-rope":
+        rope = {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+        }
+        return transformers.LlamaConfig(**COMMON, rope_parameters=rope)
+    if family == "linear-rope":
+        rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+        return transformers.LlamaConfig(**COMMON, rope_parameters=rope)
+    if family == "qwen2-windows":
+        windows = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+        return transformers.Qwen2Config(**COMMON, **windows)
+    if family == "partial-rope":
+        rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        return transformers.StableLmConfig(**COMMON, rope_parameters=rope)
     if family == "mistral":
         return transformers.MistralConfig(**COMMON, sliding_window=24)
     if family == "qwen2":

@@ -1,9 +1,12 @@
 """Tokens are those of transformers, whatever runs beside them; every request ends."""
 
 import asyncio
+import io
 import logging
 import random
+import sys
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -19,7 +22,16 @@ from nagara.engine.errors import (
 from nagara.engine.request import FinishReason, Guide, SamplingParams
 from nagara.engine.settings import EngineSettings
 
-FAMILIES = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma"]
+FAMILIES = [
+    "llama",
+    "llama3-rope",
+    "yarn-rope",
+    "linear-rope",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+]
 
 
 def prompts(count, low=1, high=60, seed=0):
@@ -69,6 +81,20 @@ def test_models_computed_by_transformers_code_give_its_tokens(
     heard = [ask(engine, prompt, greedy(30)) for prompt in prompts(3)]
     for one, prompt in zip(heard, prompts(3), strict=True):
         assert one.all() == reference(folder, prompt, 30)
+
+
+@pytest.mark.parametrize("family", ["qwen2-windows", "partial-rope"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_the_own_forward_lacks_goes_to_transformers_code(
+    family, make_model, start_engine, ask, reference
+):
+    folder = make_model(family)
+    engine = start_engine(folder)
+    assert engine.stats().kernel == "transformers"
+    for prompt in prompts(3):
+        assert ask(engine, prompt, greedy(30)).all() == reference(folder, prompt, 30)
+    with pytest.raises(UnsupportedError):
+        start_engine(folder, kernel="c")
 
 
 def test_a_kernel_that_cannot_compute_an_architecture_is_refused(make_model, start_engine):
@@ -251,6 +277,45 @@ def test_the_c_kernel_gives_bit_equal_logprobs_in_every_batch(tiny, start_engine
     alone = [logprobs(ask(engine, p, params)) for p in many]
     together = [ask(engine, p, params) for p in many]
     assert [logprobs(heard) for heard in together] == alone
+
+
+@pytest.mark.parametrize("kernel", ["torch", "transformers"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_batch_invariance_is_refused_where_the_last_bits_depend_on_the_batch(
+    tiny, start_engine, kernel
+):
+    with pytest.raises(UnsupportedError, match="batch_invariant"):
+        start_engine(tiny, kernel=kernel, is_batch_invariant=True)
+
+
+def test_the_c_kernel_is_batch_invariant(tiny, start_engine):
+    assert start_engine(tiny, kernel="c", is_batch_invariant=True).stats().kernel == "c"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("screen", "is_drawn"), [(Terminal, True), (io.StringIO, False)])
+def test_generate_draws_a_bar_on_a_terminal_only(tiny, start_engine, monkeypatch, screen, is_drawn):
+    shown = screen()
+    monkeypatch.setattr(sys, "stderr", shown)
+    start_engine(tiny).generate([[5], [6, 7]], greedy(3), progress=True)
+    assert ("2/2" in shown.getvalue()) == is_drawn
+    assert bool(shown.getvalue()) == is_drawn
+
+
+def test_stats_say_how_much_waits_and_how_much_of_the_cache_is_held(tiny, start_engine, ask):
+    engine = start_engine(tiny, max_concurrency=1, cache_tokens=512)
+    assert (engine.stats().queue, engine.stats().kv_use) == (0, 0.0)
+    heard = [ask(engine, [5] * 20, greedy(300)) for _ in range(3)]
+    while engine.stats().queue < 2:
+        time.sleep(0.001)
+    heard[0].next()
+    assert 0 < engine.stats().kv_use <= 1
+    for one in heard:
+        engine.cancel(one.key)
 
 
 def test_generate_returns_answers_in_order_and_reports_progress(tiny, start_engine):

@@ -49,6 +49,18 @@ async def client_of(folder, **engine):
 
 
 HELLO = [{"role": "user", "content": "the quick brown fox"}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+POINT = {
+    "type": "function",
+    "function": {
+        "name": "point",
+        "parameters": {
+            "properties": {"at": {"enum": ["here", "there"]}},
+            "required": ["at"],
+            "additionalProperties": False,
+        },
+    },
+}
 
 
 async def test_chat_whole_and_streamed_give_the_same_text(tiny):
@@ -156,7 +168,8 @@ GOOD = {"model": "tiny", "prompt": "the"}
         ({**GOOD, "seed": 0.5}, 400, "seed"),
         ({**GOOD, "logit_bias": {"x": 1}}, 400, "logit_bias"),
         ({**GOOD, "logprobs": 100}, 400, "logprobs"),
-        ({**GOOD, "echo": True}, 400, "echo"),
+        ({**GOOD, "echo": True, "logprobs": 1}, 400, "echo"),
+        ({**GOOD, "suffix": "x"}, 400, "suffix"),
         ({**GOOD, "best_of": 3}, 400, "best_of"),
         ({**GOOD, "surprise": 1}, 400, "surprise"),
         ({**GOOD, "stream_options": {"include_usage": True}}, 400, "stream_options"),
@@ -182,6 +195,21 @@ async def test_a_bad_request_is_refused_with_its_parameter_named(served, body, s
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": HELLO, "audio": {}}, "audio"),
+        ({"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": HELLO, "tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        (
+            {
+                "messages": HELLO,
+                "tools": [TOOL],
+                "tool_choice": {"type": "function", "function": {"name": "see"}},
+            },
+            "tool_choice",
+        ),
+        (
+            {"messages": HELLO, "tools": [TOOL], "tool_choice": "required", "regex": "a"},
+            "tool_choice",
+        ),
+        ({"messages": HELLO, "tools": [{"type": "function", "function": {}}]}, "tools"),
     ],
 )
 async def test_a_bad_chat_is_refused_with_its_parameter_named(served, more, param):
@@ -369,9 +397,6 @@ async def test_an_answer_follows_a_json_schema(tiny):
         assert caught.value.body["param"] == "response_format"
 
 
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-
-
 async def test_tool_calls_come_back_parsed_whole_and_streamed(tiny):
     """A regular expression makes the tiny model write the call that a trained one would."""
     pytest.importorskip("llguidance", reason="structured output needs llguidance")
@@ -406,6 +431,43 @@ async def test_tool_calls_come_back_parsed_whole_and_streamed(tiny):
             model="tiny", messages=earlier, max_tokens=3, tools=[TOOL]
         )
         assert again.choices
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [({"type": "function", "function": {"name": "point"}}, "point"), ("required", None)],
+)
+async def test_a_tool_that_must_be_called_is_called(tiny, choice, name):
+    pytest.importorskip("llguidance", reason="structured output needs llguidance")
+    asked = {"model": "tiny", "messages": HELLO, "tool_choice": choice, "seed": 5}
+    tools = [TOOL, POINT] if name else [POINT]
+    async with client_of(tiny) as client:
+        whole = await client.chat.completions.create(**asked, tools=tools, max_tokens=200)
+        stream = await client.chat.completions.create(
+            **asked, tools=tools, max_tokens=200, stream=True
+        )
+        chunks = [chunk.choices[0] async for chunk in stream]
+    (call,) = whole.choices[0].message.tool_calls
+    assert whole.choices[0].finish_reason == chunks[-1].finish_reason == "tool_calls"
+    assert not whole.choices[0].message.content
+    assert call.function.name == "point"
+    assert json.loads(call.function.arguments)["at"] in ("here", "there")
+    deltas = [d for chunk in chunks for d in chunk.delta.tool_calls or []]
+    assert [d.function.arguments for d in deltas] == [call.function.arguments]
+
+
+async def test_an_echo_puts_the_prompt_before_each_answer(tiny):
+    asked = {"model": "tiny", "temperature": 0, "max_tokens": 6, "n": 2}
+    prompts = ["the quick", "lazy"]
+    async with client_of(tiny) as client:
+        plain = await client.completions.create(**asked, prompt=prompts)
+        echoed = await client.completions.create(**asked, prompt=prompts, echo=True)
+        stream = await client.completions.create(**asked, prompt=prompts, echo=True, stream=True)
+        texts = [""] * 4
+        async for chunk in stream:
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+    expected = [prompts[i // 2] + choice.text for i, choice in enumerate(plain.choices)]
+    assert [choice.text for choice in echoed.choices] == texts == expected
 
 
 @pytest.fixture
