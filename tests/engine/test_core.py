@@ -316,6 +316,22 @@ def test_a_result_that_was_never_written_is_noticed(depth):
         core._runner.read(launched)
 
 
+def test_draining_waits_for_what_is_in_flight_and_commits_it(depth):
+    device = ScriptedDevice()
+    core = new_core(depth, device.device)
+    sequence = make_sequence(0, prompt_of(3), params(9))
+    core.scheduler.add(sequence)
+    known = [item for _ in range(3) for item in core.step()]
+    in_flight = len(device.outward.held)
+    assert in_flight == depth
+    known += core.drain()
+    assert not device.outward.held
+    assert core.drain() == []
+    assert [item.outcome.token_id for item in known] == alone(prompt_of(3), 9)[:3]
+    core.scheduler.end(sequence, FinishReason.CANCELLED)
+    run(core)
+
+
 def test_steps_are_committed_in_order(depth):
     core = new_core(depth)
     core.scheduler.add(make_sequence(0, prompt_of(20), params(3)))

@@ -1,51 +1,34 @@
 """Tokens are those of transformers, whatever runs beside them; every request ends."""
 
 import asyncio
+import io
 import logging
-import random
-import threading
-from contextlib import contextmanager
+import sys
+import time
 from dataclasses import replace
 
 import pytest
+from engine_cases import greedy, prompts
 
 from nagara.engine.errors import (
     ContextLengthError,
     EngineError,
-    OverloadedError,
     RequestError,
     UnsupportedError,
 )
-from nagara.engine.request import FinishReason, Guide, SamplingParams
+from nagara.engine.request import FinishReason, SamplingParams
 from nagara.engine.settings import EngineSettings
 
-FAMILIES = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma"]
-
-
-def prompts(count, low=1, high=60, seed=0):
-    draw = random.Random(seed)
-    return [[draw.randrange(3, 400) for _ in range(draw.randint(low, high))] for _ in range(count)]
-
-
-def greedy(new, **more):
-    return SamplingParams(max_tokens=new, temperature=0, ignore_eos=True, **more)
-
-
-@contextmanager
-def held_step(engine):
-    """While this is open the step thread takes no command and computes nothing."""
-    entered, released = threading.Event(), threading.Event()
-
-    def hold():
-        entered.set()
-        released.wait(30)
-
-    engine._command(hold)
-    assert entered.wait(30)
-    try:
-        yield
-    finally:
-        released.set()
+FAMILIES = [
+    "llama",
+    "llama3-rope",
+    "yarn-rope",
+    "linear-rope",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+]
 
 
 @pytest.mark.parametrize("kernel", ["c", "torch"])
@@ -69,6 +52,20 @@ def test_models_computed_by_transformers_code_give_its_tokens(
     heard = [ask(engine, prompt, greedy(30)) for prompt in prompts(3)]
     for one, prompt in zip(heard, prompts(3), strict=True):
         assert one.all() == reference(folder, prompt, 30)
+
+
+@pytest.mark.parametrize("family", ["qwen2-windows", "partial-rope"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_the_own_forward_lacks_goes_to_transformers_code(
+    family, make_model, start_engine, ask, reference
+):
+    folder = make_model(family)
+    engine = start_engine(folder)
+    assert engine.stats().kernel == "transformers"
+    for prompt in prompts(3):
+        assert ask(engine, prompt, greedy(30)).all() == reference(folder, prompt, 30)
+    with pytest.raises(UnsupportedError):
+        start_engine(folder, kernel="c")
 
 
 def test_a_kernel_that_cannot_compute_an_architecture_is_refused(make_model, start_engine):
@@ -253,6 +250,45 @@ def test_the_c_kernel_gives_bit_equal_logprobs_in_every_batch(tiny, start_engine
     assert [logprobs(heard) for heard in together] == alone
 
 
+@pytest.mark.parametrize("kernel", ["torch", "transformers"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_batch_invariance_is_refused_where_the_last_bits_depend_on_the_batch(
+    tiny, start_engine, kernel
+):
+    with pytest.raises(UnsupportedError, match="batch_invariant"):
+        start_engine(tiny, kernel=kernel, is_batch_invariant=True)
+
+
+def test_the_c_kernel_is_batch_invariant(tiny, start_engine):
+    assert start_engine(tiny, kernel="c", is_batch_invariant=True).stats().kernel == "c"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("screen", "is_drawn"), [(Terminal, True), (io.StringIO, False)])
+def test_generate_draws_a_bar_on_a_terminal_only(tiny, start_engine, monkeypatch, screen, is_drawn):
+    shown = screen()
+    monkeypatch.setattr(sys, "stderr", shown)
+    start_engine(tiny).generate([[5], [6, 7]], greedy(3), progress=True)
+    assert ("2/2" in shown.getvalue()) == is_drawn
+    assert bool(shown.getvalue()) == is_drawn
+
+
+def test_stats_say_how_much_waits_and_how_much_of_the_cache_is_held(tiny, start_engine, ask):
+    engine = start_engine(tiny, max_concurrency=1, cache_tokens=512)
+    assert (engine.stats().queue, engine.stats().kv_use) == (0, 0.0)
+    heard = [ask(engine, [5] * 20, greedy(300)) for _ in range(3)]
+    while engine.stats().queue < 2:
+        time.sleep(0.001)
+    heard[0].next()
+    assert 0 < engine.stats().kv_use <= 1
+    for one in heard:
+        engine.cancel(one.key)
+
+
 def test_generate_returns_answers_in_order_and_reports_progress(tiny, start_engine):
     engine = start_engine(tiny)
     seen = []
@@ -342,111 +378,6 @@ def test_a_failing_step_ends_every_request_with_the_error(tiny, start_engine, as
         heard.all()
     with pytest.raises(EngineError, match="device is gone"):
         ask(engine, [5], greedy(5))
-
-
-def test_too_many_waiting_requests_are_refused_also_in_a_burst(tiny, start_engine, ask):
-    engine = start_engine(tiny, max_concurrency=1, max_waiting=2)
-    with held_step(engine):  # what comes meanwhile is not seen by the step thread yet
-        heard = [ask(engine, [5], greedy(2)) for _ in range(3)]
-        for _ in range(5):
-            with pytest.raises(OverloadedError):
-                ask(engine, [5], greedy(2))
-    assert [len(one.all()) for one in heard] == [2, 2, 2]
-    assert len(ask(engine, [5], greedy(2)).all()) == 2
-
-
-def test_a_cancelled_request_gives_its_place_to_another(tiny, start_engine, ask):
-    engine = start_engine(tiny, max_concurrency=1, max_waiting=1)
-    for _ in range(5):
-        heard = [ask(engine, [5], greedy(400)) for _ in range(2)]
-        for one in heard:
-            engine.cancel(one.key)
-        for one in heard:
-            one.all()
-
-
-def test_a_cancel_is_answered_though_a_step_is_under_way(tiny, start_engine, ask):
-    engine = start_engine(tiny)
-    heard = ask(engine, [5], greedy(400))
-    heard.next()
-    engine.cancel(heard.key)
-    heard.all()
-    assert heard.reason is FinishReason.CANCELLED
-    assert len(heard.tokens) < 400
-
-
-def test_generate_takes_more_prompts_than_may_wait(tiny, start_engine):
-    engine = start_engine(tiny, max_concurrency=2, max_waiting=4)
-    outputs = engine.generate([[5 + i] for i in range(50)], greedy(3))
-    assert [len(output.token_ids) for output in outputs] == [3] * 50
-    assert outputs[7] == engine.generate([[12]], greedy(3))[0]
-
-
-def test_generate_is_refused_where_others_hold_every_place_and_leaves_nothing(
-    tiny, start_engine, ask
-):
-    engine = start_engine(tiny, max_concurrency=1, max_waiting=1)
-    others = [ask(engine, [5], greedy(400)) for _ in range(2)]
-    with pytest.raises(OverloadedError):
-        engine.generate([[5], [6]], greedy(1))
-    for one in others:
-        engine.cancel(one.key)
-        one.all()
-    assert len(engine.generate([[5], [6]], greedy(1))) == 2
-
-
-def test_a_processor_that_fails_ends_its_own_request_alone(tiny, start_engine, ask):
-    engine = start_engine(tiny)
-    calls = []
-
-    def fails_later(seen, logits):
-        calls.append(seen)
-        if len(seen) > 3:
-            raise ZeroDivisionError("its own fault")
-        return logits
-
-    def of_another_shape(seen, logits):
-        return logits[:-1]
-
-    others = [ask(engine, [7 + i], greedy(20)) for i in range(6)]
-    bad = ask(engine, [5, 6], greedy(20, logits_processors=(fails_later,)))
-    worse = ask(engine, [5, 6], greedy(20, logits_processors=(of_another_shape,)))
-    with pytest.raises(RequestError, match="its own fault"):
-        bad.all()
-    assert (len(bad.tokens), len(calls)) == (2, 3)
-    with pytest.raises(RequestError, match="a logits processor failed"):
-        worse.all()
-    assert [len(one.all()) for one in others] == [20] * 6
-
-
-def test_a_receiver_that_fails_ends_its_own_request_alone(tiny, start_engine, ask):
-    engine = start_engine(tiny)
-    logging.getLogger("nagara.engine").setLevel(logging.CRITICAL)
-    told = []
-
-    def receiver(event):
-        told.append(event)
-        raise ZeroDivisionError
-
-    engine.submit([5], greedy(200), receiver)
-    assert len(ask(engine, [6], greedy(20)).all()) == 20
-    assert len(told) == 1
-    assert engine.stats().running == 0
-
-
-def test_a_form_goes_with_no_rule_about_where_the_answer_ends():
-    form = Guide("regex", "a")
-    for more in ({"min_tokens": 5}, {"ignore_eos": True}):
-        with pytest.raises(RequestError, match="the form says where it ends"):
-            SamplingParams(guide=form, **more)
-
-
-async def test_a_stream_that_nobody_listens_to_any_more_is_cancelled(tiny, start_engine):
-    engine = start_engine(tiny, max_concurrency=1, max_waiting=1)
-    for _ in range(4):
-        stream = engine.stream("the", greedy(400))
-        del stream
-    assert [p async for p in engine.stream("the", greedy(1))][-1].completion_tokens == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nagara.engine.errors import RequestError
+from nagara.engine.graphs import StepGraphs
 from nagara.engine.request import FinishReason, TokenLogprob
 from nagara.engine.runner import Launched, Runner
 from nagara.engine.scheduler import Outcome, Scheduler
@@ -50,6 +51,11 @@ class Core:
         self._runner = runner
         self._in_flight: deque[Launched] = deque()
         self._is_checking = is_checking
+
+    @property
+    def graphs(self) -> StepGraphs | None:
+        """The graphs captured so far, where the device has such."""
+        return self._runner.graphs
 
     @property
     def has_work(self) -> bool:

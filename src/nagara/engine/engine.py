@@ -11,7 +11,6 @@ Text is made on the receiving side; the step thread decodes only what has stop s
 
 import asyncio
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -21,8 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from nagara.engine.answer import AnswerBuilder, merge
+from nagara.engine.answer import AnswerBuilder
 from nagara.engine.answer_stream import AnswerStream
+from nagara.engine.batch import Batch
 from nagara.engine.blocks import BlockPool
 from nagara.engine.core import Committed, Core
 from nagara.engine.errors import (
@@ -33,11 +33,14 @@ from nagara.engine.errors import (
 )
 from nagara.engine.events import Receiver, TokenEvent
 from nagara.engine.grammar import GrammarMaker
+from nagara.engine.graph_shapes import GraphShapes
+from nagara.engine.graphs import CudaGraphs
 from nagara.engine.inputs import Capacity
 from nagara.engine.loading import LoadedModel, load_model
 from nagara.engine.mailbox import Mailbox
+from nagara.engine.progress import Progress
 from nagara.engine.request import FinishReason, Output, SamplingParams, fresh_seed
-from nagara.engine.runner import Runner
+from nagara.engine.runner import Graphing, Runner
 from nagara.engine.scheduler import Limits, Scheduler
 from nagara.engine.sequence import Sequence
 from nagara.engine.settings import EngineSettings
@@ -47,6 +50,8 @@ from nagara.engine.tokenizer import StopFinder, TextBuilder, Tokenizer
 log = logging.getLogger("nagara.engine")
 
 Prompt = str | Items[int]
+
+SPARE_BLOCKS = 1  # of the cache, for the padded rows of graphs; untouched it takes no memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,16 @@ class EngineStats:
     prefix_hit_share: float  # of all prompt tokens
     preemptions: int
     is_asleep: bool
+
+    @property
+    def queue(self) -> int:
+        """Requests that have no slot yet."""
+        return self.waiting
+
+    @property
+    def kv_use(self) -> float:
+        """The share of the KV cache that requests hold."""
+        return self.cache_blocks_held / self.cache_blocks
 
 
 class Engine:
@@ -95,14 +110,22 @@ class Engine:
         self.config, self.context = loaded.config, loaded.context
         self._grammars = GrammarMaker(self.tokenizer, self.config.vocab, self.config.eos_ids)
         self._device = device or _make_device(s)
-        self._model.make_cache(loaded.blocks, s.block_size)
         pool = BlockPool(loaded.blocks, s.block_size, is_caching=s.has_prefix_cache)
         most_rows = s.max_concurrency + s.chunk_rows
         weight = self.config.context_weight
         limits = Limits(s.max_concurrency, most_rows, s.chunk_rows, weight)
         self._scheduler = Scheduler(pool, limits)
         capacity = Capacity(most_rows, s.max_concurrency, pool.blocks_for(self.context) + 1)
-        runner = Runner(self._model, self._device, capacity, is_checking=s.is_checking)
+        graphing = self._graphing(capacity)
+        self._make_cache()
+        runner = Runner(
+            self._model,
+            self._device,
+            capacity,
+            block_size=s.block_size,
+            graphing=graphing,
+            is_checking=s.is_checking,
+        )
         self._core = Core(self._scheduler, runner, s.depth, is_checking=s.is_checking)
         self._wake_up = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -114,6 +137,18 @@ class Engine:
         self._is_closing = self._is_asleep = False
         self._failure: EngineError | None = None
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
+
+    def _graphing(self, capacity: Capacity) -> Graphing | None:
+        """Graphs where the device and the model can; their padded rows get a block of the cache."""
+        is_cuda = self._device.torch_device.type == "cuda"
+        if not (is_cuda and self.settings.has_graphs and self._model.is_graphable):
+            return None
+        blocks = self._loaded.blocks
+        return Graphing(GraphShapes(capacity.runs, capacity.blocks_per_run, blocks), CudaGraphs())
+
+    def _make_cache(self) -> None:
+        self._model.make_cache(self._loaded.blocks + SPARE_BLOCKS, self.settings.block_size)
+        self._device.settle()
 
     # Any thread
 
@@ -239,58 +274,20 @@ class Engine:
         prompts: Items[Prompt],
         params: SamplingParams,
         *,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | bool = False,
     ) -> list[Output]:
-        """Whole answers, in the prompts' order. `progress` is called with (ended, all).
+        """Whole answers, in the prompts' order.
+
+        Args:
+            progress: True draws a bar if standard error is a terminal; a function is called with
+                (ended, all) each time a prompt's answer ends.
 
         Raises:
             RequestError: one of them can never run, and none is computed then; or others hold
                 every place of the engine.
             EngineError: the engine failed.
         """
-        all_ids = [self._ids(prompt) for prompt in prompts]
-        for ids in all_ids:
-            self.check(ids, params)
-        events: queue.SimpleQueue[tuple[int, TokenEvent]] = queue.SimpleQueue()
-        builders = [AnswerBuilder(self.tokenizer, params, len(ids)) for ids in all_ids]
-        pieces: list[list[Output]] = [[] for _ in prompts]
-        waiting = deque(enumerate(all_ids))
-        keys: dict[int, int] = {}  # of those computed: index → key
-        ended = 0
-        try:
-            while ended < len(all_ids):
-                self._submit_some(waiting, keys, params, events)
-                index, event = events.get()
-                if index not in keys:
-                    continue
-                pieces[index].append(builders[index].take(event))
-                if builders[index].finish_reason is not None:
-                    self.cancel(keys.pop(index))
-                    ended += 1
-                    if progress is not None:
-                        progress(ended, len(all_ids))
-        finally:
-            for key in keys.values():
-                self.cancel(key)
-        return [merge(some) for some in pieces]
-
-    def _submit_some(
-        self,
-        waiting: "deque[tuple[int, list[int]]]",
-        keys: dict[int, int],
-        params: SamplingParams,
-        events: "queue.SimpleQueue[tuple[int, TokenEvent]]",
-    ) -> None:
-        """Submit as many of those that wait as the engine takes; more when some have ended."""
-        while waiting:
-            index, ids = waiting[0]
-            try:
-                keys[index] = self.submit(ids, params, lambda e, i=index: events.put((i, e)))  # type: ignore[misc]
-            except OverloadedError:
-                if not keys:
-                    raise  # others hold every place
-                return
-            waiting.popleft()
+        return Batch(self, [self._ids(prompt) for prompt in prompts], params).run(progress)
 
     def stats(self) -> EngineStats:
         """A snapshot; the numbers may be a step apart from each other."""
@@ -436,12 +433,15 @@ class Engine:
             self._cancel(key)
         self._hand_out(self._core.drain())
         self._scheduler.pool.forget()
+        if self._core.graphs is not None:
+            self._core.graphs.forget()
         self._model.drop_cache()
+        self._device.give_back()
         self._is_asleep = True
 
     def _awake(self) -> None:
         if self._is_asleep:
-            self._model.make_cache(self._loaded.blocks, self.settings.block_size)
+            self._make_cache()
             self._is_asleep = False
 
     def _end_all(self, error: EngineError | None) -> None:

@@ -28,9 +28,9 @@ LogitsProcessor = Callable[[tuple[int, ...], Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """A form the output must have: a JSON schema (as JSON text) or a regular expression."""
+    """A form of the whole output: a JSON schema (as JSON text), a regular expression, a grammar."""
 
-    kind: str  # "json" or "regex"
+    kind: str  # "json", "regex" or "lark"
     source: str
 
 

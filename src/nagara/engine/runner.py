@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from nagara.engine.errors import EngineError
+from nagara.engine.graph_shapes import GraphShape, GraphShapes
+from nagara.engine.graphs import GraphMaker, StepGraphs
 from nagara.engine.inputs import POISON, BlockTables, BufferSet, Capacity
 from nagara.engine.model import StepModel
 from nagara.engine.request import TokenLogprob
@@ -31,6 +33,14 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
+class Graphing:
+    """Which steps become graphs, and what captures them."""
+
+    shapes: GraphShapes
+    maker: GraphMaker
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """What a step brought back, one entry for each sample."""
 
@@ -43,19 +53,28 @@ class Runner:
     """One model on one device with two buffer sets."""
 
     def __init__(
-        self, model: StepModel, device: Device, capacity: Capacity, *, is_checking: bool = False
+        self,
+        model: StepModel,
+        device: Device,
+        capacity: Capacity,
+        *,
+        block_size: int = 16,
+        graphing: Graphing | None = None,
+        is_checking: bool = False,
     ) -> None:
         self._model = model
         self._device = device
-        self._sets = (BufferSet(capacity, device), BufferSet(capacity, device))
+        self._block_size = block_size
+        self._shapes = None if graphing is None else graphing.shapes
+        self.graphs = None if graphing is None else StepGraphs(graphing.maker)
+        self._sets = (BufferSet(capacity, device, 0), BufferSet(capacity, device, 1))
         self._tables = BlockTables(capacity.runs, capacity.blocks_per_run)
         # One place more than slots: rows that carry nothing look there
         self._last_token = torch.zeros(
             capacity.runs + 1, dtype=torch.int64, device=device.torch_device
         )
         self._sampler = Sampler(capacity.runs, model.config.vocab, device.torch_device)
-        if device.torch_device.type == "cuda":
-            torch.cuda.synchronize()  # the streams start from finished buffers and weights
+        device.settle()  # the streams start from finished buffers and weights
         self._is_checking = is_checking
         if is_checking:
             for buffers in self._sets:
@@ -65,6 +84,10 @@ class Runner:
         """Submit a step; returns at once where the device works beside the host."""
         buffers = self._sets[plan.index % 2]
         buffers.fill(plan, self._tables)
+        shape = None if self._shapes is None else self._shapes.choose(plan)
+        if shape is not None:
+            assert self._shapes is not None
+            buffers.pad(shape, self._block_size, self._shapes.spare_block)
         samples = tuple(_sample(run) for run in plan.runs if run.samples)
         histories = tuple(
             _history(run) for run in plan.runs if run.is_first and run.sequence.params.has_penalty
@@ -79,7 +102,7 @@ class Runner:
         def compute() -> None:
             if entered:
                 self._last_token[entered] = POISON  # nothing of whoever had the slot before
-            self._compute(buffers, samples, histories, alternatives, faults)
+            self._compute(buffers, shape, samples, histories, alternatives, faults)
 
         def copy_out() -> None:
             buffers.copy_out(len(samples), has_logprobs=alternatives is not None)
@@ -111,6 +134,7 @@ class Runner:
     def _compute(
         self,
         buffers: BufferSet,
+        shape: GraphShape | None,
         samples: tuple[Sample, ...],
         histories: tuple[History, ...],
         alternatives: int | None,
@@ -119,11 +143,12 @@ class Runner:
         with torch.inference_mode():
             for history in histories:
                 self._sampler.begin(history)
-            inputs = buffers.inputs(self._last_token)
-            if self._is_checking and bool((inputs.ids == POISON).any()):
-                raise EngineError("a slot's token was used before it was drawn")
-            logits = self._model.forward(inputs)
+            if self._is_checking:
+                ids = buffers.inputs(self._last_token).ids
+                if bool((ids == POISON).any()):
+                    raise EngineError("a slot's token was used before it was drawn")
             count = len(samples)
+            logits = self._forward(buffers, shape)[:count]
             if not count:
                 return
             raw = logits.clone() if alternatives is not None else logits
@@ -135,6 +160,14 @@ class Runner:
                 values, ids = logprobs_of(raw, tokens, alternatives)
                 buffers.device_logprobs[:count, : alternatives + 1] = values
                 buffers.device_top_ids[:count, : alternatives + 1] = ids
+
+    def _forward(self, buffers: BufferSet, shape: GraphShape | None) -> torch.Tensor:
+        def work() -> torch.Tensor:
+            return self._model.forward(buffers.inputs(self._last_token))
+
+        if shape is None or self.graphs is None:
+            return work()
+        return self.graphs.run(buffers.index, shape, work)
 
 
 def _sample(run: Run) -> Sample:

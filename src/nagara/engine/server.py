@@ -189,7 +189,11 @@ class ModelServer:
         parsed = api.parse_completion(parse_body(await request.read()))
         self._check_model(parsed.call.model)
         prompts = [p if isinstance(p, list) else await self._encode(p) for p in parsed.prompts]
-        return await self._answer(request, CompletionShape(self._name), parsed.call, prompts)
+        echo = []
+        if parsed.has_echo:
+            echo = [p if isinstance(p, str) else self._tokens.decode(p) for p in parsed.prompts]
+        shape = CompletionShape(self._name, echo, parsed.call.n)
+        return await self._answer(request, shape, parsed.call, prompts)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         parsed = api.parse_chat(parse_body(await request.read()), self.engine.context)

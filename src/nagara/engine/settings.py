@@ -29,6 +29,8 @@ class EngineSettings:
     chunk_rows: int = 256  # prefill rows of one step, fewer late in long prompts: bounds the gaps
     has_prefix_cache: bool = True
     is_compiled: bool = False
+    has_graphs: bool = True  # on CUDA: steps in which everyone generates are captured and replayed
+    is_batch_invariant: bool = False  # refuse what computes a row differently beside other rows
     is_checking: bool = False  # poison what nobody may read and audit the cache when idle
 
     def __post_init__(self) -> None:

@@ -181,9 +181,12 @@ class ImageMounts:
         stack = (*above, mounted)
         lower = [layer for each in stack for layer in each.layers]
         data = dict.fromkeys(layer for each in stack for layer in each.data_layers)
-        mount_overlay_on(
-            lower, target, data=tuple(data), upper=upper, work=work, indices=len(stack)
-        )
+        if upper is None and not data and len(lower) == 1:
+            # Overlay wants two layers; it alone shows escaped attributes as they were.
+            empty = self._folder / "empty"
+            empty.mkdir(exist_ok=True)
+            lower.append(empty)
+        mount_overlay_on(lower, target, data=tuple(data), upper=upper, work=work)
 
     def release(self, holder: str) -> None:
         """The holder needs its image no more: pins go, and mounts that nobody else needs."""

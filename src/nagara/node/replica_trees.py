@@ -55,7 +55,6 @@ class Tree:
                 data=self.data,
                 upper=replica.upper,
                 work=replica.work,
-                indices=len(self.images.mounted),
             )
 
 

@@ -76,6 +76,7 @@ class FakeNode:
         self.is_reachable = True
         self.images: dict[str, str] = {}  # source → index; others cannot be had
         self.brought: list[ImageOrder] = []
+        self.missing: tuple[str, ...] = ()  # what it lacks to save replicas
         self.files: FilesReport | None = None  # of every start
         self._clock = clock or SystemClock()
         self._fails = fails or (lambda spec: None)
@@ -89,7 +90,8 @@ class FakeNode:
     async def facts(self) -> NodeFacts:
         """A small machine."""
         self._reach()
-        return NodeFacts("fake", 2, 2**32, "process", can_snapshot=True)
+        can_snapshot = not self.missing
+        return NodeFacts("fake", 2, 2**32, "process", can_snapshot, self.missing)
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         """Finds the image in `images`."""
