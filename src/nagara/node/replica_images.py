@@ -52,6 +52,7 @@ HOST = "host"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STORED = "image:"  # an image that was imported under a name before
 _PART = "#"  # between a replica's folder and the number of what it holds
+_TREES_KEPT = 4  # of an app: the newest
 _INDEX_CHARS = 20  # of a base32 digest: 100 bits
 _BYTES_PER_LISTED = 40
 
@@ -145,13 +146,23 @@ class NodeImages:
                 remove_image(store.local, name)
 
     def _keep(self, store: Store, image: Image, app: str) -> None:
-        """Names the tree as one of the app's; with the trace it has there already."""
+        """Names the tree as one of the app's; with the trace it has there already.
+
+        The oldest ones lose their names: an app that is deployed daily shall not fill the disk.
+        What replicas still run from is pinned by them.
+        """
         name = app_image(app, str(image.index))
-        if _local_image(store, name) is None:
-            write_root(store.local, replace(image, name=name).to_root())
+        kept = replace(_local_image(store, name) or image, name=name)
+        write_root(store.local, kept.to_root())  # also one that is there: it is the newest now
+        trees = [each for each in list_images(store.local) if each.name.startswith(f"app.{app}.")]
+        trees.sort(key=lambda each: (store.local.root / each.to_root().key).stat().st_mtime_ns)
+        for old in trees[:-_TREES_KEPT]:
+            remove_image(store.local, old.name)
 
     def _model_image(self, store: Store, model: ModelMount) -> Image:
         name = f"model.{model.name}.{model.digest.removeprefix('sha256:')[:_INDEX_CHARS]}"
+        if (found := _local_image(store, name)) is not None:  # no start waits for an import
+            return found
         with self._importing:
             if (found := _local_image(store, name)) is not None:
                 return found
