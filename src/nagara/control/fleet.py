@@ -124,7 +124,9 @@ class Fleet:
         """Takes an app's new version into use; replicas of another definition are drained."""
         service = self.services.get(app.name)
         if service is None:
-            return self._new_service(app, version)
+            service = self._new_service(app, version)
+            await self.captures.load(service)
+            return service
         is_same = service.app.definition == app.definition
         service.app, service.version = app, version
         self._lending.expect(app)
