@@ -11,7 +11,6 @@ Text is made on the receiving side; the step thread decodes only what has stop s
 
 import asyncio
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -21,8 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from nagara.engine.answer import AnswerBuilder, merge
+from nagara.engine.answer import AnswerBuilder
 from nagara.engine.answer_stream import AnswerStream
+from nagara.engine.batch import Batch
 from nagara.engine.blocks import BlockPool
 from nagara.engine.core import Committed, Core
 from nagara.engine.errors import (
@@ -38,7 +38,7 @@ from nagara.engine.graphs import CudaGraphs
 from nagara.engine.inputs import Capacity
 from nagara.engine.loading import LoadedModel, load_model
 from nagara.engine.mailbox import Mailbox
-from nagara.engine.progress import Progress, shown_progress
+from nagara.engine.progress import Progress
 from nagara.engine.request import FinishReason, Output, SamplingParams, fresh_seed
 from nagara.engine.runner import Graphing, Runner
 from nagara.engine.scheduler import Limits, Scheduler
@@ -287,49 +287,7 @@ class Engine:
                 every place of the engine.
             EngineError: the engine failed.
         """
-        all_ids = [self._ids(prompt) for prompt in prompts]
-        for ids in all_ids:
-            self.check(ids, params)
-        events: queue.SimpleQueue[tuple[int, TokenEvent]] = queue.SimpleQueue()
-        builders = [AnswerBuilder(self.tokenizer, params, len(ids)) for ids in all_ids]
-        pieces: list[list[Output]] = [[] for _ in prompts]
-        waiting = deque(enumerate(all_ids))
-        keys: dict[int, int] = {}  # of those computed: index → key
-        ended = 0
-        try:
-            with shown_progress(progress, len(all_ids)) as show:
-                while ended < len(all_ids):
-                    self._submit_some(waiting, keys, params, events)
-                    index, event = events.get()
-                    if index not in keys:
-                        continue
-                    pieces[index].append(builders[index].take(event))
-                    if builders[index].finish_reason is not None:
-                        self.cancel(keys.pop(index))
-                        ended += 1
-                        show(ended, len(all_ids))
-        finally:
-            for key in keys.values():
-                self.cancel(key)
-        return [merge(some) for some in pieces]
-
-    def _submit_some(
-        self,
-        waiting: "deque[tuple[int, list[int]]]",
-        keys: dict[int, int],
-        params: SamplingParams,
-        events: "queue.SimpleQueue[tuple[int, TokenEvent]]",
-    ) -> None:
-        """Submit as many of those that wait as the engine takes; more when some have ended."""
-        while waiting:
-            index, ids = waiting[0]
-            try:
-                keys[index] = self.submit(ids, params, lambda e, i=index: events.put((i, e)))  # type: ignore[misc]
-            except OverloadedError:
-                if not keys:
-                    raise  # others hold every place
-                return
-            waiting.popleft()
+        return Batch(self, [self._ids(prompt) for prompt in prompts], params).run(progress)
 
     def stats(self) -> EngineStats:
         """A snapshot; the numbers may be a step apart from each other."""
