@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from nagara.base.errors import NagaraError
 from nagara.base.linux import MNT_DETACH, MS_NODEV, MS_NOSUID, MS_RDONLY, mount, unmount
 from nagara.image.fuse_wire import MAX_READ_BYTES
-from nagara.image.mounts import MountError, mount_points
+from nagara.image.mounts import MountError, mount_points, unquoted
 
 _log = logging.getLogger(__name__)
 READ_AHEAD_KIB = 32768
@@ -255,7 +255,7 @@ def device_of(path: Path) -> tuple[int, int] | None:
     """Device number of what is mounted at `path`, without asking its daemon."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split(" ")
-        if fields[4] == str(path):
+        if unquoted(fields[4]) == str(path):
             major, _, minor = fields[2].partition(":")
             return int(major), int(minor)
     return None

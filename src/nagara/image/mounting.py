@@ -33,7 +33,13 @@ from nagara.image.lazy_layer import (
     launch_detached,
 )
 from nagara.image.mount_api import mount_overlay_on
-from nagara.image.mounts import MountError, mount_erofs, mount_points, unmount_if_mounted
+from nagara.image.mounts import (
+    MountError,
+    mount_erofs,
+    mount_points,
+    mount_read_only,
+    unmount_if_mounted,
+)
 from nagara.image.prefetch import Progress, boot_id
 from nagara.image.tracing import add_recording, wants_recording
 from nagara.store.ledger import Pin
@@ -178,7 +184,10 @@ class ImageMounts:
         stack = (*above, mounted)
         lower = [layer for each in stack for layer in each.layers]
         data = dict.fromkeys(layer for each in stack for layer in each.data_layers)
-        mount_overlay_on(lower, target, data=tuple(data), upper=upper, work=work)
+        if upper is None and len(lower) == 1 and not data:
+            mount_read_only(lower[0], target)  # nothing for an overlay to put together
+        else:
+            mount_overlay_on(lower, target, data=tuple(data), upper=upper, work=work)
 
     def release(self, holder: str) -> None:
         """The holder needs its image no more: pins go, and mounts that nobody else needs."""

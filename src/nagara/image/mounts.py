@@ -4,12 +4,22 @@ Blocking, each call well below a millisecond: the calling thread may be an event
 """
 
 import errno
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
-from nagara.base.linux import MNT_DETACH, MS_NODEV, MS_NOSUID, MS_RDONLY, mount, unmount
+from nagara.base.linux import (
+    MNT_DETACH,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_RDONLY,
+    MS_REMOUNT,
+    mount,
+    unmount,
+)
 
 # A mount(2) call passes its options in one page.
 _OPTIONS_LIMIT_BYTES = 4095
@@ -81,20 +91,30 @@ class MountPoint:
     source: str
 
 
+def mount_read_only(source: Path, target: Path) -> None:
+    """The folder `source` again at `target`, where nobody can write to it."""
+    try:
+        mount(os.fspath(source), target, "", MS_BIND)
+        mount("none", target, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NODEV)
+    except OSError as error:
+        unmount_if_mounted(target)
+        raise MountError(f"mount refused: {error.strerror}", where=str(target)) from error
+
+
 def mount_points(below: Path | None = None) -> list[MountPoint]:
     """This namespace's mounts at or below a folder, deepest first. See proc(5)."""
     points = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split(" ")
         separator = fields.index("-")
-        target = Path(_unquoted(fields[4]))
+        target = Path(unquoted(fields[4]))
         if below is None or target.is_relative_to(below):
-            kind, source = fields[separator + 1], _unquoted(fields[separator + 2])
+            kind, source = fields[separator + 1], unquoted(fields[separator + 2])
             points.append(MountPoint(target, kind, source))
     return sorted(points, key=lambda point: len(point.target.parts), reverse=True)
 
 
-def _unquoted(field: str) -> str:
+def unquoted(field: str) -> str:
     """mountinfo writes blank, tab, newline and backslash as octal escapes."""
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         field = field.replace(code, character)
