@@ -1,3 +1,4 @@
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 
 from nagara.base.errors import UsageError
+from nagara.base.linux import MNT_DETACH, MS_NODEV, mount, unmount
 from nagara.store.errors import FullError
 from nagara.store.hashing import hash_file
 from nagara.store.ledger import Pin
 from nagara.store.local import LocalTier, ObjectFolder
 from nagara.store.names import ObjectName, name_bytes, pack_names
+from nagara.store.store import Store
 from nagara.testing.objects import chunk_list, noise
 
 
@@ -254,3 +257,34 @@ def test_many_who_open_an_unproven_object_at_once_share_one_reading(
         assert list(pool.map(lambda _: content_of(tier, name), range(16))) == [noise(500_000)] * 16
     assert readings == [1]
     folder.close()
+
+
+@pytest.mark.root
+def test_on_a_full_disk_pins_and_objects_can_still_be_given_up(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount("test", disk, "tmpfs", MS_NODEV, "size=4m")
+    try:
+        folder = ObjectFolder(disk)
+        store = Store(folder.tenant("default"))
+        names = [store.put_bytes(noise(100_000, seed)) for seed in range(8)]
+        folder.ledger.pin(Pin("holder", "default", str(names[0])))
+        with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+        def pin_many() -> None:  # however much the database had in stock
+            for number in range(10_000):
+                folder.ledger.pin(Pin(f"holder-{number}", "default", str(names[0])))
+
+        with pytest.raises(FullError):
+            pin_many()
+        folder.ledger.unpin("holder")
+        assert "holder" not in {pin.holder for pin in folder.ledger.pins()}
+        (disk / "other").unlink()
+        folder.ledger.unpin("holder-0")  # and the room is kept again
+        assert (disk / "ledger.sqlite.reserve").stat().st_blocks > 0
+        store.close()
+        folder.close()
+    finally:
+        unmount(disk, MNT_DETACH)
