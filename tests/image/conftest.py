@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,9 +99,9 @@ class Machine:
         name: str = "image",
         *,
         upper: Path | None = None,
-        prefer_lazy: bool = False,
+        **options: Any,
     ) -> MountedImage:
-        """Mounts an image; with `upper` it can be written."""
+        """Mounts an image, for everybody to see; with `upper` it can be written."""
         target.mkdir(parents=True, exist_ok=True)
         work = None
         if upper is not None:
@@ -108,7 +109,7 @@ class Machine:
             for folder in (upper, work):
                 folder.mkdir(exist_ok=True)
         image = find_image(self.store(), name)
-        mounted = self.mounts.mount("default", image, str(target), prefer_lazy=prefer_lazy)
+        mounted = self.mounts.mount("default", image, str(target), **options)
         self.mounts.mount_at(mounted, target, upper=upper, work=work)
         return mounted
 
@@ -134,6 +135,26 @@ MachineMaker = Callable[..., Machine]
 
 
 @pytest.fixture
+def far(tmp_path: Path) -> Iterator[Origin]:
+    """An origin that machines can have as their tier."""
+    (tmp_path / "far").mkdir()
+    with running_origin(tmp_path / "far") as origin:
+        yield origin
+
+
+@pytest.fixture
+def publish(make_machine: Callable[..., Machine], far: Origin) -> Callable[[Path], Machine]:
+    """Imports a folder on one machine and gives another one that finds it at the origin."""
+
+    def to_another(source: Path) -> Machine:
+        maker = make_machine("maker")
+        push(maker.store(), FolderTier(far.root, "default"), maker.add(source).image.to_root())
+        return make_machine("other", json.dumps({"tiers": [{"kind": "http", "url": far.url}]}))
+
+    return to_another
+
+
+@pytest.fixture
 def make_machine(tmp_path: Path, keeper: Path) -> Iterator[Callable[..., Machine]]:
     """Machines below the test's folder; afterwards nothing of them is mounted or running."""
     if os.geteuid() != 0:
@@ -153,6 +174,7 @@ def make_machine(tmp_path: Path, keeper: Path) -> Iterator[Callable[..., Machine
     yield make
     unmount_tree(tmp_path / "mnt")
     for machine in made:
+        machine.mounts.reconcile(())  # what a test did not release, whole trees by FUSE among it
         for tenant in machine.objects.tenant_names():
             with contextlib.suppress(Exception):
                 machine.mounts.lazy_layer(tenant).unmount()
@@ -162,20 +184,14 @@ def make_machine(tmp_path: Path, keeper: Path) -> Iterator[Callable[..., Machine
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Iterator[Origin]:
-    """An origin whose behaviour a test decides."""
-    (tmp_path / "far").mkdir()
-    with running_origin(tmp_path / "far") as origin:
-        yield origin
-
-
-@pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A folder with some of everything, one file of it in chunks."""
     folder = tmp_path / "source"
     (folder / "bin").mkdir(parents=True)
     (folder / "bin/true").write_bytes(Path("/bin/true").read_bytes())
     (folder / "bin/true").chmod(0o755)
+    (folder / "folder").mkdir()
+    (folder / "folder/in it").write_bytes(noise(70_000, 3))
     (folder / "small").write_bytes(b"inline")
     (folder / "empty").touch()
     (folder / "medium").write_bytes(noise(300_000))

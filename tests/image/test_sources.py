@@ -1,6 +1,4 @@
 import base64
-import gzip
-import hashlib
 import io
 import json
 import os
@@ -26,63 +24,16 @@ from nagara.image.registry import Credentials, parse_reference
 from nagara.image.sources import RegistryAccess, import_image, parse_source
 from nagara.image.tree import walk
 from nagara.store.store import Store
+from nagara.testing.image_layouts import (
+    CONFIG,
+    EXPECTED,
+    LAYERS,
+    MANIFEST_KIND,
+    blobs_of,
+    digest,
+    write_layout,
+)
 from nagara.testing.objects import noise
-
-CONFIG = {"architecture": "amd64", "os": "linux", "config": {"Env": ["A=b"], "Cmd": ["run"]}}
-LAYER_KIND = "application/vnd.oci.image.layer.v1.tar+gzip"
-MANIFEST_KIND = "application/vnd.oci.image.manifest.v1+json"
-
-
-def tar_of(**files: bytes) -> bytes:
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name.replace("__", "/"))
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return raw.getvalue()
-
-
-LAYERS = [tar_of(etc__os=b"below", gone=b"x"), tar_of(**{".wh.gone": b"", "etc__new": b"above"})]
-
-
-def digest(raw: bytes) -> str:
-    return "sha256:" + hashlib.sha256(raw).hexdigest()
-
-
-def blobs_of(layers: list[bytes]) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Digest → blob, and the manifest's descriptor."""
-    packed = [gzip.compress(raw, mtime=0) for raw in layers]
-    config = json.dumps(
-        {**CONFIG, "rootfs": {"type": "layers", "diff_ids": [digest(raw) for raw in layers]}}
-    ).encode()
-    manifest = json.dumps(
-        {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_KIND,
-            "config": {
-                "mediaType": "application/vnd.oci.image.config.v1+json",
-                "digest": digest(config), "size": len(config),
-            },
-            "layers": [
-                {"mediaType": LAYER_KIND, "digest": digest(raw), "size": len(raw)} for raw in packed
-            ],
-        }
-    ).encode()  # fmt: skip
-    blobs = {digest(raw): raw for raw in (*packed, config, manifest)}
-    described = {"mediaType": MANIFEST_KIND, "digest": digest(manifest), "size": len(manifest)}
-    return blobs, described
-
-
-def write_layout(folder: Path, layers: list[bytes] = LAYERS) -> Path:
-    blobs, manifest = blobs_of(layers)
-    (folder / "blobs/sha256").mkdir(parents=True)
-    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-    manifest["annotations"] = {"org.opencontainers.image.ref.name": "v1"}
-    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
-    for name, raw in blobs.items():
-        (folder / "blobs" / name.replace(":", "/")).write_bytes(raw)
-    return folder
 
 
 def contents(store: Store, text: str, access: RegistryAccess | None = None) -> dict[str, Any]:
@@ -90,9 +41,6 @@ def contents(store: Store, text: str, access: RegistryAccess | None = None) -> d
     assert dict(added.image.config or {}) == {"Env": ["A=b"], "Cmd": ["run"]}
     tree = load_tree(store, added.image)
     return {path.decode(): node.inline for path, node in walk(tree) if not node.is_folder}
-
-
-EXPECTED = {"etc/os": b"below", "etc/new": b"above"}
 
 
 def test_an_oci_layout(store: Store, tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
-"""A model folder as a tree: what belongs to the model and nothing of how it came here.
+"""Model folders as trees, and as images that show them at their stable place, `/models/NAME`.
 
-Links are followed, since the folder of a download cache consists of them; owners, times and
-permissions are the same for everyone. So the same model gives the same index on every machine.
-Blocking.
+A folder from elsewhere: what belongs to the model and nothing of how it came here. Links are
+followed, since the folder of a download cache consists of them; owners, times and permissions are
+the same for everyone. So the same model gives the same index on every machine.
+
+A model of this machine: its folder as it is. Stacked on an app's image it is one more read-only
+layer: the weights are mapped from the local object, whose pages in the kernel's cache all replicas
+share. Blocking.
 """
 
 import os
@@ -11,11 +15,37 @@ from pathlib import Path
 
 from nagara.image.content_writer import ContentWriter
 from nagara.image.errors import SourceError
+from nagara.image.folder_import import import_folder
+from nagara.image.images import Added, add_image
 from nagara.image.models import model_files
+from nagara.image.prefetch import check_complete
 from nagara.image.tree import Node, check_node, new_folder
+from nagara.store.roots import read_list
+from nagara.store.store import Store
+
+MODELS = b"models"
 
 
-def import_model(source: Path, writer: ContentWriter) -> Node:
+def import_model(store: Store, folder: Path, model: str, writer: ContentWriter, name: str) -> Added:
+    """Brings the model in `folder` into the store as the image `name`.
+
+    Raises:
+        ImageError: its folder cannot be read.
+    """
+    with writer:
+        tree = import_folder(folder, writer)
+    root, models = new_folder(), new_folder()
+    assert root.kids is not None
+    assert models.kids is not None
+    root.kids[MODELS] = models
+    models.kids[model.encode()] = tree
+    added = add_image(store, name, root, f"model:{model}", new=writer.new)
+    image = added.image
+    check_complete(store, image.list, [*read_list(store, image.list), image.list])
+    return added
+
+
+def read_model(source: Path, writer: ContentWriter) -> Node:
     """The tree of the model in a folder.
 
     Raises:

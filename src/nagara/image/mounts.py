@@ -12,11 +12,9 @@ from pathlib import Path
 from nagara.base.errors import NagaraError
 from nagara.base.linux import (
     MNT_DETACH,
-    MS_BIND,
     MS_NODEV,
     MS_NOSUID,
     MS_RDONLY,
-    MS_REMOUNT,
     mount,
     unmount,
 )
@@ -40,7 +38,7 @@ def mount_overlay(lower: Sequence[Path], upper: Path, work: Path, target: Path) 
     # Some kernels are built to use these without being asked. A layer that does means something
     # else, or nothing, below another layer.
     options += ",redirect_dir=off,metacopy=off,index=off"
-    if len(options.encode()) > _OPTIONS_LIMIT_BYTES:
+    if len(os.fsencode(options)) > _OPTIONS_LIMIT_BYTES:
         raise MountError(
             "the layers' paths are too long for one mount",
             where=str(target),
@@ -89,35 +87,35 @@ class MountPoint:
     target: Path
     kind: str
     source: str
-
-
-def mount_read_only(source: Path, target: Path) -> None:
-    """The folder `source` again at `target`, where nobody can write to it."""
-    try:
-        mount(os.fspath(source), target, "", MS_BIND)
-        mount("none", target, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NODEV)
-    except OSError as error:
-        unmount_if_mounted(target)
-        raise MountError(f"mount refused: {error.strerror}", where=str(target)) from error
+    device: tuple[int, int]  # major, minor
 
 
 def mount_points(below: Path | None = None) -> list[MountPoint]:
     """This namespace's mounts at or below a folder, deepest first. See proc(5)."""
     points = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    # Paths need be no text, and may hold what str.splitlines() takes for the end of a line.
+    lines = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).split("\n")
+    for line in filter(None, lines):
         fields = line.split(" ")
         separator = fields.index("-")
-        target = Path(unquoted(fields[4]))
+        target = Path(_unquoted(fields[4]))
         if below is None or target.is_relative_to(below):
-            kind, source = fields[separator + 1], unquoted(fields[separator + 2])
-            points.append(MountPoint(target, kind, source))
+            kind, source = fields[separator + 1], _unquoted(fields[separator + 2])
+            major, _, minor = fields[2].partition(":")
+            points.append(MountPoint(target, kind, source, (int(major), int(minor))))
     return sorted(points, key=lambda point: len(point.target.parts), reverse=True)
 
 
-def unquoted(field: str) -> str:
-    """mountinfo writes blank, tab, newline and backslash as octal escapes."""
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        field = field.replace(code, character)
+def device_of(target: Path) -> tuple[int, int] | None:
+    """Device number of the topmost mount at `target`, without asking whoever serves it."""
+    found = [point.device for point in mount_points(target) if point.target == target]
+    return found[-1] if found else None
+
+
+def _unquoted(field: str) -> str:
+    """mountinfo writes blank, tab, newline, `#` and backslash as octal escapes."""
+    for character in " \t\n#\\":  # the backslash last: it begins the others
+        field = field.replace(f"\\{ord(character):03o}", character)
     return field
 
 

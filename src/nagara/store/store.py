@@ -10,7 +10,6 @@ Called from any thread. Every call has a deadline; None means the store's usual 
 """
 
 import contextlib
-import json
 import logging
 import os
 import threading
@@ -23,6 +22,7 @@ from typing import Any
 
 from nagara.store.budget import ByteBudget
 from nagara.store.chunked import Assembly, find_chunk_list
+from nagara.store.documents import parse_json
 from nagara.store.errors import AbsentError, BadNameError, CorruptError, FullError
 from nagara.store.flights import Flights, claimed
 from nagara.store.hashing import Hashed, hash_file
@@ -155,7 +155,7 @@ class Store:
         """A JSON document from the tiers. Raises `CorruptError` when it is none."""
         raw = self.transfer.document(key, limit_bytes, self.deadline(deadline_s))
         try:
-            return json.loads(raw)
+            return parse_json(raw)
         except ValueError as error:
             raise CorruptError(f"{key} is no JSON: {error}") from error
 
