@@ -21,6 +21,7 @@ from nagara.image.mounts import device_of, mount_points
 from nagara.image.tree import Node, new_folder
 from nagara.store.collecting import collect_local
 from nagara.store.errors import FullError
+from nagara.store.roots import put_list
 from nagara.testing.objects import noise
 from nagara.testing.origin import Origin
 from nagara.testing.random_trees import make_folder
@@ -168,6 +169,19 @@ def test_a_trace_brings_everything_a_start_touches_in_a_few_reads(
     assert sum(far.counters()["requests"].values()) < 20
     far.kill()
     start()
+
+
+def test_a_crafted_trace_is_passed_over_and_the_image_shown_all_the_same(
+    maker: Any, make_far_machine: MachineMaker, source: Path, tmp_path: Path, far: Origin
+) -> None:
+    image = find_image(maker.store(), "image")
+    crafted = maker.store().put_bytes(b'{"version": 1, "objects": [["../../x", []]], "packs": []}')
+    kept = put_list(maker.store(), [crafted])
+    maker.publish(far, replace(image, trace=crafted, trace_list=kept))
+    machine, target = make_far_machine(), tmp_path / "mnt"
+    mounted = machine.show(target)
+    assert machine.mounts.progress(mounted).objects == 0
+    assert listing(target) == listing(source)
 
 
 def test_pinned_images_survive_eviction_and_collection(
