@@ -2,6 +2,7 @@
 
     python bench/gpu.py                   8192 new tokens for each of 32 requests
     python bench/gpu.py --short           256 new tokens: fits a few minutes
+    python bench/gpu.py --no-graphs       launches each operation of a step by itself
     python bench/gpu.py --device cpu --shape tiny --new 32      tries the script without a GPU
 
 Needs torch, transformers, safetensors, tokenizers and numpy, and `src/` beside this folder. The
@@ -21,10 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 import torch
 
-from nagara.engine.config import ModelConfig, RopeConfig
+from nagara.engine.config import ModelConfig
 from nagara.engine.flat import FlatModel
 from nagara.engine.flat_weights import FlatWeights, Layer, Projection
+from nagara.engine.graphs import CudaGraphs, GraphMaker, RecordedGraphs
 from nagara.engine.request import SamplingParams
+from nagara.engine.rope_config import RopeConfig
 from nagara.engine.simulated import build_core, make_sequence
 from nagara.engine.streams import cuda_device, worker_device
 
@@ -95,6 +98,12 @@ def make_weights(c: ModelConfig, device: torch.device) -> FlatWeights:
     return FlatWeights(matrix(c.vocab, c.hidden), layers, ones(), matrix(c.vocab, c.hidden))
 
 
+def make_graphs(args: argparse.Namespace) -> GraphMaker | None:
+    if args.no_graphs:
+        return None
+    return CudaGraphs() if args.device == "cuda" else RecordedGraphs()
+
+
 def run(model: FlatModel, args: argparse.Namespace, depth: int, new: int) -> dict[str, Any]:
     """Generate at one depth; `tokens` are kept for the comparison."""
     device = cuda_device() if args.device == "cuda" else worker_device()
@@ -108,6 +117,7 @@ def run(model: FlatModel, args: argparse.Namespace, depth: int, new: int) -> dic
         blocks=blocks,
         context=context,
         chunk_rows=512,
+        graphs=make_graphs(args),
         is_caching=False,
     )
     draw = random.Random(0)
@@ -122,8 +132,8 @@ def run(model: FlatModel, args: argparse.Namespace, depth: int, new: int) -> dic
     while core.has_work:
         core.step()
     wall_s = time.perf_counter() - started
-    busy_s, times = device.compute.busy_s(), core.times
     device.close()
+    busy_s, times, graphs = device.compute.busy_s(), core.times, core.graphs
     model.drop_cache()
     hidden_s = max(0.0, times.host_s - max(0.0, wall_s - busy_s))
     return {
@@ -133,6 +143,8 @@ def run(model: FlatModel, args: argparse.Namespace, depth: int, new: int) -> dic
         "host_ms_per_step": times.host_s / times.steps * 1e3,
         "host_hidden_ms_per_step": hidden_s / times.steps * 1e3,
         "steps": times.steps,
+        "graphs": 0 if graphs is None else len(graphs),
+        "replayed_steps": 0 if graphs is None else graphs.replayed,
         "tok_s": args.batch * new / wall_s,
     }
 
@@ -145,6 +157,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=8192)
     parser.add_argument("--short", action="store_true", help="256 new tokens")
+    parser.add_argument("--no-graphs", action="store_true", help="capture no CUDA graphs")
     args = parser.parse_args()
     new = 256 if args.short else args.new
     if args.device == "cuda" and not torch.cuda.is_available():

@@ -90,7 +90,7 @@ def test_without_a_name_all_tools_are_set_up_and_each_failure_is_said(
     monkeypatch.setattr(module, "find_tools", lambda _: own)
     monkeypatch.setattr(module, "self_test", trial)
     monkeypatch.setattr(module.shutil, "which", lambda _: "/x/mkfs.erofs")
-    monkeypatch.setattr(module, "compile_beside_text", lambda **_: Path("/x/kernels/flat.so"))
+    monkeypatch.setattr(module, "compile_all", lambda: Path("/x/kernels"))
     shown = CliRunner().invoke(main, ["--state", str(as_root), "setup"])
     assert shown.exit_code == 1
     assert shown.stdout.splitlines() == [

@@ -1,6 +1,7 @@
 """App files: what is taken, what is refused and how that is said."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -112,11 +113,41 @@ def test_a_fault_is_said_with_its_key(keys: str, said: str) -> None:
     assert any(problem.startswith(said) for problem in problems(one(keys))), problems(one(keys))
 
 
-@pytest.mark.parametrize("image", ["venv:.venv", "oci:x", "registry:h/n:1", "dir:/x"])
-def test_other_images_come_later(image: str) -> None:
+@pytest.mark.parametrize(
+    "image",
+    [
+        "dir:/x",
+        "venv:/srv/.venv",
+        "oci:/x:v1",
+        "docker-archive:/x.tar",
+        "registry:h/n:1",
+        "image:x",
+    ],
+)
+def test_images_come_from_many_places(image: str) -> None:
+    (app,) = parse_apps(one("").replace('"host"', f'"{image}"'), "f")
+    assert app.image == image
+
+
+@pytest.mark.parametrize("image", ["venv:.venv", "dir:x", "oci:./x"])
+def test_an_images_path_is_the_machines(image: str) -> None:
     (problem,) = problems(one("").replace('"host"', f'"{image}"'))
-    assert "not supported yet" in problem
-    assert 'the one allowed value is "host"' in problem
+    assert "must begin with a slash" in problem
+
+
+@pytest.mark.parametrize("image", ["layer:/x", "dir:", "registry", "image", "ext4:/x", "host:"])
+def test_an_unknown_kind_of_image_is_refused_with_the_known_ones(image: str) -> None:
+    (problem,) = problems(one("").replace('"host"', f'"{image}"'))
+    assert "unknown image" in problem
+    assert "registry:" in problem
+
+
+def test_another_tree_of_the_same_source_is_another_definition() -> None:
+    (app,) = parse_apps(one("").replace('"host"', '"dir:/x"'), "f")
+    first, second = replace(app, image_index="a.1"), replace(app, image_index="b.1")
+    assert first.definition != second.definition
+    assert first.spec(()).image_index == "a.1"
+    assert from_document(json.loads(json.dumps(to_document(first)))) == first
 
 
 def test_all_faults_of_a_file_are_shown_at_once() -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from engine_server import serving
 
 from nagara.engine.engine import Engine
 from nagara.engine.events import TokenEvent
@@ -40,6 +41,17 @@ COMMON = {
     "pad_token_id": 2,
 }
 
+GPT2 = {
+    "vocab_size": VOCAB,
+    "n_embd": 64,
+    "n_head": 4,
+    "n_layer": 3,
+    "n_positions": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+
 
 def family_config(family: str) -> transformers.PretrainedConfig:
     """The configuration of a tiny model of each supported family."""
@@ -55,6 +67,23 @@ def family_config(family: str) -> transformers.PretrainedConfig:
             "original_max_position_embeddings": 64,
         }
         return transformers.LlamaConfig(**COMMON, rope_parameters=rope, attention_bias=True)
+    if family == "yarn-rope":
+        rope = {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+        }
+        return transformers.LlamaConfig(**COMMON, rope_parameters=rope)
+    if family == "linear-rope":
+        rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+        return transformers.LlamaConfig(**COMMON, rope_parameters=rope)
+    if family == "qwen2-windows":
+        windows = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+        return transformers.Qwen2Config(**COMMON, **windows)
+    if family == "partial-rope":
+        rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        return transformers.StableLmConfig(**COMMON, rope_parameters=rope)
     if family == "mistral":
         return transformers.MistralConfig(**COMMON, sliding_window=24)
     if family == "qwen2":
@@ -64,10 +93,7 @@ def family_config(family: str) -> transformers.PretrainedConfig:
     if family == "gemma":
         return transformers.GemmaConfig(**COMMON, head_dim=16)
     if family == "gpt2":
-        sizes = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 512}
-        return transformers.GPT2Config(
-            vocab_size=VOCAB, bos_token_id=1, eos_token_id=2, pad_token_id=2, **sizes
-        )
+        return transformers.GPT2Config(**GPT2)
     if family == "gpt-neox":
         return transformers.GPTNeoXConfig(**{**COMMON, "num_key_value_heads": 4})
     if family == "gemma2":
@@ -127,6 +153,13 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture(scope="session")
 def tiny(make_model: Callable[[str], Path]) -> Path:
     return make_model("llama")
+
+
+@pytest.fixture
+async def served(tiny: Path) -> AsyncIterator[str]:
+    """Where the engine's server with the tiny model answers."""
+    async with serving(tiny) as (_, url):
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """OpenAI's own client works against the server; what it cannot do is refused in OpenAI's shape."""
 
-import asyncio
 import io
 import json
 import os
@@ -11,43 +10,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import asynccontextmanager
 
 import openai
 import pytest
-from aiohttp import ClientSession, test_utils
-
-from nagara.engine.server import ModelServer, ServeSettings
-from nagara.engine.settings import EngineSettings
-
-
-@asynccontextmanager
-async def serving(folder, *, load=True, **engine):
-    settings = ServeSettings(
-        folder, 0, model_name="tiny", engine=EngineSettings(dtype="float32", **engine)
-    )
-    server = ModelServer(settings)
-    http = test_utils.TestServer(server.application(), handler_cancellation=True)
-    await http.start_server()
-    try:
-        if load:
-            await server.load()
-        yield server, str(http.make_url("/")).rstrip("/")
-    finally:
-        await asyncio.to_thread(server.close)
-        await http.close()
-
-
-@asynccontextmanager
-async def client_of(folder, **engine):
-    async with (
-        serving(folder, **engine) as (_, url),
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        yield client
-
-
-HELLO = [{"role": "user", "content": "the quick brown fox"}]
+from aiohttp import ClientSession
+from engine_server import GOOD, HELLO, POINT, TOOL, client_of
 
 
 async def test_chat_whole_and_streamed_give_the_same_text(tiny):
@@ -124,9 +91,6 @@ async def test_a_request_that_names_no_model_means_the_one_there_is(served):
         assert (await answer.json())["model"] == "tiny"
 
 
-GOOD = {"model": "tiny", "prompt": "the"}
-
-
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [
@@ -155,7 +119,8 @@ GOOD = {"model": "tiny", "prompt": "the"}
         ({**GOOD, "seed": 0.5}, 400, "seed"),
         ({**GOOD, "logit_bias": {"x": 1}}, 400, "logit_bias"),
         ({**GOOD, "logprobs": 100}, 400, "logprobs"),
-        ({**GOOD, "echo": True}, 400, "echo"),
+        ({**GOOD, "echo": True, "logprobs": 1}, 400, "echo"),
+        ({**GOOD, "suffix": "x"}, 400, "suffix"),
         ({**GOOD, "best_of": 3}, 400, "best_of"),
         ({**GOOD, "surprise": 1}, 400, "surprise"),
         ({**GOOD, "stream_options": {"include_usage": True}}, 400, "stream_options"),
@@ -181,6 +146,21 @@ async def test_a_bad_request_is_refused_with_its_parameter_named(served, body, s
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": HELLO, "audio": {}}, "audio"),
+        ({"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": HELLO, "tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        (
+            {
+                "messages": HELLO,
+                "tools": [TOOL],
+                "tool_choice": {"type": "function", "function": {"name": "see"}},
+            },
+            "tool_choice",
+        ),
+        (
+            {"messages": HELLO, "tools": [TOOL], "tool_choice": "required", "regex": "a"},
+            "tool_choice",
+        ),
+        ({"messages": HELLO, "tools": [{"type": "function", "function": {}}]}, "tools"),
     ],
 )
 async def test_a_bad_chat_is_refused_with_its_parameter_named(served, more, param):
@@ -189,12 +169,6 @@ async def test_a_bad_chat_is_refused_with_its_parameter_named(served, more, para
         async with http.post(f"{served}/v1/chat/completions", json=body) as answer:
             assert answer.status == 400
             assert (await answer.json())["error"]["param"] == param
-
-
-@pytest.fixture
-async def served(tiny):
-    async with serving(tiny) as (_, url):
-        yield url
 
 
 async def test_a_body_of_ten_megabytes_is_refused(served):
@@ -209,34 +183,6 @@ async def test_null_counts_as_not_given_and_neutral_values_pass(served):
     body = {**GOOD, "stop": None, "echo": False, "logit_bias": None, "user": "me", "best_of": 1}
     async with ClientSession() as http, http.post(f"{served}/v1/completions", json=body) as answer:
         assert answer.status == 200
-
-
-async def test_before_a_first_token_everything_answers_503(tiny):
-    async with serving(tiny, load=False) as (server, url), ClientSession() as http:
-        for path in ("/health", "/v1/models"):
-            async with http.get(url + path) as answer:
-                assert answer.status == 503
-                assert (await answer.json())["error"]["code"] == "loading"
-        await server.load()
-        async with http.get(f"{url}/health") as answer:
-            assert answer.status == 200
-
-
-async def test_a_client_that_goes_away_ends_its_request(tiny):
-    async with serving(tiny, max_concurrency=1) as (_, url), ClientSession() as http:
-        body = {"model": "tiny", "prompt": "the", "max_tokens": 500, "ignore_eos": True}
-        for stream in (True, False):
-            asked = http.post(f"{url}/v1/completions", json={**body, "stream": stream})
-            if stream:
-                async with asked as answer:
-                    await answer.content.readline()
-            else:
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(asked, 0.05)
-            # The only place is free again: another request is answered before 500 tokens are made
-            short = {"model": "tiny", "prompt": "the", "max_tokens": 1}
-            async with http.post(f"{url}/v1/completions", json=short) as answer:
-                assert answer.status == 200
 
 
 async def test_a_text_and_a_conversation_can_be_tokenized_and_back(served):
@@ -323,9 +269,6 @@ async def test_an_answer_follows_a_json_schema(tiny):
         assert caught.value.body["param"] == "response_format"
 
 
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-
-
 async def test_tool_calls_come_back_parsed_whole_and_streamed(tiny):
     """A regular expression makes the tiny model write the call that a trained one would."""
     pytest.importorskip("llguidance", reason="structured output needs llguidance")
@@ -360,6 +303,43 @@ async def test_tool_calls_come_back_parsed_whole_and_streamed(tiny):
             model="tiny", messages=earlier, max_tokens=3, tools=[TOOL]
         )
         assert again.choices
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [({"type": "function", "function": {"name": "point"}}, "point"), ("required", None)],
+)
+async def test_a_tool_that_must_be_called_is_called(tiny, choice, name):
+    pytest.importorskip("llguidance", reason="structured output needs llguidance")
+    asked = {"model": "tiny", "messages": HELLO, "tool_choice": choice, "seed": 5}
+    tools = [TOOL, POINT] if name else [POINT]
+    async with client_of(tiny) as client:
+        whole = await client.chat.completions.create(**asked, tools=tools, max_tokens=200)
+        stream = await client.chat.completions.create(
+            **asked, tools=tools, max_tokens=200, stream=True
+        )
+        chunks = [chunk.choices[0] async for chunk in stream]
+    (call,) = whole.choices[0].message.tool_calls
+    assert whole.choices[0].finish_reason == chunks[-1].finish_reason == "tool_calls"
+    assert not whole.choices[0].message.content
+    assert call.function.name == "point"
+    assert json.loads(call.function.arguments)["at"] in ("here", "there")
+    deltas = [d for chunk in chunks for d in chunk.delta.tool_calls or []]
+    assert [d.function.arguments for d in deltas] == [call.function.arguments]
+
+
+async def test_an_echo_puts_the_prompt_before_each_answer(tiny):
+    asked = {"model": "tiny", "temperature": 0, "max_tokens": 6, "n": 2}
+    prompts = ["the quick", "lazy"]
+    async with client_of(tiny) as client:
+        plain = await client.completions.create(**asked, prompt=prompts)
+        echoed = await client.completions.create(**asked, prompt=prompts, echo=True)
+        stream = await client.completions.create(**asked, prompt=prompts, echo=True, stream=True)
+        texts = [""] * 4
+        async for chunk in stream:
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+    expected = [prompts[i // 2] + choice.text for i, choice in enumerate(plain.choices)]
+    assert [choice.text for choice in echoed.choices] == texts == expected
 
 
 @pytest.fixture

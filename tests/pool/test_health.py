@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -8,23 +9,24 @@ import pytest
 from nagara.contract.machine import (
     CheckKind,
     CheckResult,
-    DeviceEvent,
     HealthReport,
     Outcome,
-    Vitals,
 )
-from nagara.pool.core import Check, PoolCore
 from nagara.pool.health import cpu, cuda, kernellog, nvidia
-from nagara.pool.health.brake import WINDOW_S, Brake
+from nagara.pool.health import round as round_
 from nagara.pool.health.care import Care
+from nagara.pool.health.kinds import unexpected
 from nagara.pool.health.machine import check_machine, required
 from nagara.pool.health.monitor import Monitor
-from nagara.pool.health.round import CannotRunError, HealthCheck, UnhealthyError, run_round
-from nagara.pool.health.schedule import EVERY_S, Candidate, due
+from nagara.pool.health.round import (
+    CannotRunError,
+    HealthCheck,
+    UnhealthyError,
+    result_of,
+    run_round,
+)
 from nagara.pool.health.verdict import failure
-from nagara.pool.health.watchdog import Watchdog
 from nagara.pool.health.xid import Action, XidPolicy, find_xids
-from nagara.pool.states import MachineState
 from nagara.testing.fake_nvml import FakeNvml
 from nagara.testing.pools import a_core, an_offering, make_ready
 
@@ -67,17 +69,62 @@ async def test_checks_that_hang_or_cannot_run_do_not_stop_the_others() -> None:
     def bad() -> str:
         raise UnhealthyError("broken")
 
+    def breaks() -> str:
+        raise ValueError("a line that nobody expected")
+
     checks = [
         HealthCheck("hangs", hangs, 0.05), HealthCheck("cannot", cannot),
-        HealthCheck("unreadable", unreadable), HealthCheck("bad", bad),
-        HealthCheck("good", lambda: "fine"),
+        HealthCheck("unreadable", unreadable), HealthCheck("breaks", breaks),
+        HealthCheck("bad", bad), HealthCheck("good", lambda: "fine"),
     ]  # fmt: skip
     done = await run_round(CheckKind.BOOT, checks)
     gate.set()
     assert [one.outcome for one in done.results] == [
-        Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.DID_NOT_RUN, Outcome.FAIL, Outcome.PASS,
+        Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.DID_NOT_RUN, Outcome.DID_NOT_RUN,
+        Outcome.FAIL, Outcome.PASS,
     ]  # fmt: skip
     assert "hung" in done.results[0].detail
+    assert "nobody expected" in done.results[3].detail
+    monitor = Monitor(kernellog.KernelLog("/nowhere"), lambda: tuple(checks[1:]))
+    monitor.round()
+    assert [one.outcome for one in monitor.take().results[:5]] == [
+        one.outcome for one in done.results[1:]
+    ]
+
+
+async def test_a_boot_round_ends_in_time_however_many_of_its_checks_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = threading.Event()
+    checks = [HealthCheck(f"hangs {n}", lambda: str(gate.wait(20))) for n in range(5)]
+    monkeypatch.setattr(round_, "BOOT_LIMIT_S", 0.1)
+    done = await run_round(CheckKind.BOOT, checks)
+    gate.set()
+    outcomes = [one.outcome for one in done.results]
+    assert outcomes == [Outcome.FAIL, *4 * [Outcome.DID_NOT_RUN]]
+    assert "round's 0.1 s" in done.results[-1].detail
+
+
+def test_a_process_can_end_while_a_check_of_it_hangs() -> None:
+    code = (
+        "import asyncio, time\n"
+        "from nagara.contract.machine import CheckKind\n"
+        "from nagara.pool.health.round import HealthCheck, run_round\n"
+        "hangs = HealthCheck('hangs', lambda: str(time.sleep(3600)), 0.05)\n"
+        "print(asyncio.run(run_round(CheckKind.BOOT, [hangs])).results[0].outcome)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.returncode) == ("fail", 0)
+
+
+async def test_thorough_rounds_take_as_long_as_their_checks_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(round_, "BOOT_LIMIT_S", 0.0)
+    check = HealthCheck("long", lambda: "done", 20.0)
+    for kind, outcome in ((CheckKind.MEDIUM, Outcome.PASS), (CheckKind.BOOT, Outcome.DID_NOT_RUN)):
+        (result,) = (await run_round(kind, [check])).results
+        assert result.outcome is outcome
 
 
 # -- this machine, really --------------------------------------------------------------------
@@ -117,11 +164,11 @@ def test_a_wall_clock_of_the_past_fails(monkeypatch: pytest.MonkeyPatch) -> None
 
 # -- devices ---------------------------------------------------------------------------------
 
-EXPECTED = nvidia.Expected(8, "h100", "550.54")
+OFFERED = an_offering(devices=8, type="H100-80GB")
 
 
-async def outcomes(nvml: FakeNvml, expected: nvidia.Expected | None = EXPECTED) -> dict[str, str]:
-    done = await run_round(CheckKind.BOOT, nvidia.checks(nvml, expected))
+async def outcomes(nvml: FakeNvml) -> dict[str, str]:
+    done = await run_round(CheckKind.BOOT, nvidia.checks(nvml))
     return {one.name: f"{one.outcome}: {one.detail}" for one in done.results}
 
 
@@ -138,12 +185,13 @@ async def test_healthy_devices_pass() -> None:
         ({"remap_failed": True}, "device memory errors", "remapping a memory row failed"),
         ({"throttle_reasons": 0x40}, "temperature and throttling", "thermal slow-down"),
         ({"temperature_c": 95}, "temperature and throttling", "95 °C"),
-        ({"name": "NVIDIA A100"}, "devices", "expected h100"),
+        ({"sm_clock_mhz": 210}, "clocks", "210 of 1980 MHz"),
     ],
 )
 async def test_a_fault_of_one_device_is_found(
-    changes: dict[str, object], check: str, text: str
+    changes: dict[str, object], check: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nvidia, "CLOCK_PAUSE_S", 0.0)
     nvml = FakeNvml()
     nvml.change(5, **changes)
     seen = await outcomes(nvml)
@@ -151,9 +199,59 @@ async def test_a_fault_of_one_device_is_found(
     assert text in seen[check]
 
 
-async def test_missing_lost_and_old_are_found() -> None:
-    assert "7 devices, expected 8" in (await outcomes(FakeNvml(7)))["devices"]
-    assert "older than" in (await outcomes(FakeNvml(version="535.1")))["driver"]
+async def test_an_idle_device_may_be_slow_and_one_that_speeds_up_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = FakeNvml(2)
+    nvml.change(0, sm_clock_mhz=210, throttle_reasons=1)
+    nvml.change(1, sm_clock_mhz=210)
+    monkeypatch.setattr(nvidia.time, "sleep", lambda _: nvml.change(1, sm_clock_mhz=1900))
+    assert (await outcomes(nvml))["clocks"].startswith("pass")
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "why"),
+    [
+        (8, "NVIDIA H100 80GB HBM3", None),
+        (9, "NVIDIA H100 80GB HBM3", None),
+        (7, "NVIDIA H100 80GB HBM3", "expected 8"),
+        (8, "NVIDIA H1000", "expected H100-80GB"),
+        (8, "NVIDIA A100-SXM4-80GB", "expected H100-80GB"),
+    ],
+)
+async def test_devices_must_be_those_that_were_offered(
+    count: int, name: str, why: str | None
+) -> None:
+    nvml = FakeNvml(count)
+    nvml.change(0, name=name)
+    report = await run_round(CheckKind.BOOT, nvidia.checks(nvml))
+    assert failure(report, nvidia.REQUIRED) is None
+    found = unexpected(report, OFFERED)
+    assert (found is None) if why is None else (why in str(found))
+    assert unexpected(report, an_offering(devices=99, type="cpu")) is None
+    assert unexpected(report, an_offering(devices=2, type="our-box")) is None
+
+
+def bandwidth(gb_s: float) -> HealthReport:
+    result = CheckResult(cuda.BANDWIDTH, Outcome.PASS, f"{gb_s} GB/s", figure=gb_s)
+    return HealthReport(CheckKind.BOOT, (result,))
+
+
+def test_a_machine_must_not_be_slower_than_others_of_its_kind() -> None:
+    care, core = Care(), a_core()
+    names = [make_ready(core, an_offering("a", type="h100")) for _ in range(5)]
+    machines = [core.table.named(name) for name in names]
+    none: frozenset[str] = frozenset()
+    for machine, rate in zip(machines[:3], (55.0, 54.0, 20.0), strict=True):
+        assert care.judge(machine, bandwidth(rate), none) is None  # nothing to compare with
+    assert "less than 90 %" in str(care.judge(machines[3], bandwidth(48.0), none))
+    assert care.judge(machines[3], bandwidth(49.0), none) is None
+    other = core.table.named(make_ready(core, an_offering("b", type="l4")))
+    assert care.judge(other, bandwidth(12.0), none) is None
+    assert "less than 90 %" in str(care.judge(machines[2], bandwidth(20.0), none))
+
+
+async def test_lost_devices_are_found() -> None:
     lost = FakeNvml()
     lost.lost = "a device does not answer: GPU is lost"
     assert all(
@@ -164,7 +262,7 @@ async def test_missing_lost_and_old_are_found() -> None:
 async def test_devices_that_do_not_count_errors_say_nothing_of_them() -> None:
     nvml = FakeNvml(1)
     nvml.change(0, ecc_uncorrected=None, remap_failed=None, remap_pending=None)
-    seen = await outcomes(nvml, None)
+    seen = await outcomes(nvml)
     assert seen["device memory errors"].startswith("did not run")
 
 
@@ -231,151 +329,16 @@ def test_the_kernel_log_fails_a_machine_only_for_what_is_fatal(tmp_path: Path) -
         check.run()
 
 
-# -- what follows ----------------------------------------------------------------------------
-
-
-def ready_core(count: int) -> tuple[PoolCore, list[str]]:
-    core = a_core()
-    return core, [make_ready(core, an_offering()) for _ in range(count)]
-
-
-def states(core: PoolCore) -> list[MachineState]:
-    return [machine.state for machine in core.table]
-
-
-def test_a_suspect_machine_is_diagnosed_and_comes_back_when_it_passes() -> None:
-    (core, (name, *_)), care = ready_core(10), Care()
-    assert care.suspect(core, name, "illegal memory access", 1.0)
-    (check,) = [one for one in core.take_actions() if isinstance(one, Check)]
-    assert check.kind is CheckKind.MEDIUM
-    core.checked(check, 100.0, None)
-    assert core.table.named(name).state is MachineState.READY
-
-
-@pytest.mark.parametrize(
-    ("code", "state", "is_kept_out"),
-    [
-        (13, MachineState.READY, False),
-        (9999, MachineState.READY, True),
-        (94, MachineState.DIAGNOSING, True),
-        (79, MachineState.QUARANTINED, True),
-    ],
-)
-def test_an_xid_has_the_consequence_of_the_table(
-    code: int, state: MachineState, is_kept_out: bool
-) -> None:
-    core, (name, *_) = ready_core(10)
-    Care().device_event(core, name, DeviceEvent(code, "0000:3b:00", ""), 1.0)
-    machine = core.table.named(name)
-    assert (machine.state, machine.is_kept_out) == (state, is_kept_out)
-
-
-def test_when_many_fall_ill_at_once_the_check_is_suspect_and_nobody_is_removed() -> None:
-    (core, names), care = ready_core(10), Care()
-    taken = [care.suspect(core, name, "bad", 1.0) for name in names[:6]]
-    assert taken == [True, True, False, False, False, False]
-    assert states(core).count(MachineState.READY) == 8
-    assert "check is suspect" in care.alerts[0]
-
-
-def test_the_brake_needs_a_share_and_a_number_and_lets_go_again() -> None:
-    brake = Brake()
-    assert all(brake.may_remove("small", f"m{n}", 4, 0.0) for n in range(2))
-    assert not brake.may_remove("small", "m2", 4, 0.0)
-    assert all(brake.may_remove("big", f"m{n}", 100, 0.0) for n in range(20))
-    assert not brake.may_remove("big", "m20", 100, 0.0)
-    assert brake.is_on("small", 4, WINDOW_S)
-    assert not brake.is_on("small", 4, WINDOW_S + 1)
-    assert brake.may_remove("small", "m9", 4, WINDOW_S + 1)
-
-
-def idle(count: int, checked_s: float | None = None) -> list[Candidate]:
-    return [Candidate(f"m{number}", 2, checked_s) for number in range(count)]
-
-
-def test_heavy_diagnostics_take_few_idle_machines_at_once() -> None:
-    assert len(due(idle(10), 10, 0, level=20, target=0, now_s=0.0)) == 1
-    assert len(due(idle(100), 100, 0, level=200, target=0, now_s=0.0)) == 5
-    assert due(idle(100), 100, 5, level=200, target=0, now_s=0.0) == []
-
-
-def test_heavy_diagnostics_never_bring_the_pool_below_its_target() -> None:
-    assert due(idle(100), 100, 0, level=6, target=3, now_s=0.0) == ["m0"]
-    assert due(idle(100), 100, 0, level=6, target=5, now_s=0.0) == []
-
-
-def test_machines_are_diagnosed_weekly_the_longest_unchecked_first() -> None:
-    some = [Candidate("new", 1, EVERY_S), Candidate("old", 1, 0.0), Candidate("never", 1, None)]
-    assert due(some, 3, 0, 9, 0, now_s=EVERY_S + 1) == ["never"]
-    assert due(some[:2], 3, 0, 9, 0, now_s=EVERY_S + 1) == ["old"]
-    assert due(some[:1], 3, 0, 9, 0, now_s=EVERY_S + 1) == []
-
-
-def test_the_weekly_round_is_the_heavy_one() -> None:
-    (core, _), care = ready_core(3), Care()
-    care.look_at_schedule(core, 0.0, 0.0)
-    assert states(core).count(MachineState.DIAGNOSING) == 0
-    care.look_at_schedule(core, 0.0, EVERY_S + 1)
-    (check,) = [one for one in core.take_actions() if isinstance(one, Check)]
-    assert check.kind is CheckKind.HEAVY
-    core.checked(check, EVERY_S + 2, None)
-    assert states(core) == [MachineState.READY] * 3
-
-
-def test_a_monitor_that_lives_without_progress_is_stuck() -> None:
-    dog = Watchdog()
-    dog.expect("vitals", 10.0, 0.0)
-    for second in range(0, 60, 10):
-        dog.progress("vitals", 1, float(second))
-    assert dog.stuck(29.0) == []
-    assert dog.stuck(31.0) == ["vitals"]
-    dog.progress("vitals", 2, 32.0)
-    assert dog.stuck(33.0) == []
-
-
-def test_a_machine_whose_monitor_is_stuck_gets_no_new_leases_until_it_speaks_again() -> None:
-    (core, (name,)), care = ready_core(1), Care()
-    machine = core.table.named(name)
-    care.watch(core, 30.0, 0.0)
-    care.seen(core, name, Vitals(1, (), ()), 30.0)
-    assert care.watch(core, 30.0, 60.0) == []
-    care.seen(core, name, Vitals(1, (), ()), 120.0)
-    assert care.watch(core, 30.0, 121.0) == [f"monitor of {name}"]
-    assert machine.is_kept_out
-    care.seen(core, name, Vitals(2, (), ()), 150.0)
-    assert care.watch(core, 30.0, 151.0) == []
-    assert not machine.is_kept_out
-
-
-def test_what_a_monitor_finds_has_consequences() -> None:
-    (core, names), care = ready_core(10), Care()
-    care.seen(core, names[0], Vitals(1, (DeviceEvent(79, "0000:3b:00", ""),), ()), 1.0)
-    hot = CheckResult("temperature and throttling", Outcome.FAIL, "95 °C")
-    care.seen(core, names[1], Vitals(1, (), (hot,)), 1.0)
-    unknown = CheckResult("devices", Outcome.DID_NOT_RUN, "no driver")
-    care.seen(core, names[2], Vitals(1, (), (unknown,)), 1.0)
-    assert states(core)[:3] == [
-        MachineState.QUARANTINED, MachineState.DIAGNOSING, MachineState.READY,
-    ]  # fmt: skip
-
-
-def test_a_monitor_reports_only_what_is_new(tmp_path: Path) -> None:
+def test_the_event_that_asks_for_diagnostics_does_not_fail_them(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
-    path.write_text("6,10,2,-;NVRM: Xid (PCI:0000:3b:00): 48, old\n")
-    nvml = FakeNvml(1)
-    monitor = Monitor(kernellog.KernelLog(str(path)), lambda: nvidia.checks(nvml))
-    monitor.round()
-    first = monitor.take()
-    assert (first.rounds, first.events) == (1, ())
-    with path.open("a") as file:
-        file.write("6,11,2,-;NVRM: Xid (PCI:0000:3b:00): 94, new\n")
-    nvml.change(0, temperature_c=99)
-    monitor.round()
-    second = monitor.take()
-    assert [one.code for one in second.events] == [94]
-    assert Outcome.FAIL in {one.outcome for one in second.results}
-    monitor.round()
-    assert monitor.take().events == ()
+    path.write_text(LOG[0].replace(": 79,", ": 94,") + "\n" + LOG[0].replace(": 79,", ": 9999,"))
+    log, policy = kernellog.KernelLog(str(path)), XidPolicy()
+    with pytest.raises(UnhealthyError):
+        kernellog.check(log, policy, CheckKind.BOOT).run()
+    assert "nothing fatal" in kernellog.check(log, policy, CheckKind.MEDIUM).run()
+    path.write_text(LOG[0])
+    with pytest.raises(UnhealthyError, match="Xid 79"):
+        kernellog.check(log, policy, CheckKind.MEDIUM).run()
 
 
 # -- the probe of CUDA devices ---------------------------------------------------------------
@@ -394,7 +357,7 @@ class FakeCuda:
                 return 719
             if name == "cuDeviceGetCount":
                 arguments[0]._obj.value = self.count  # type: ignore[attr-defined]
-            if name == "cuMemcpyDtoH_v2":
+            if name == "cuMemcpyDtoH_v2" and hasattr(arguments[0], "__len__"):
                 for at in range(len(arguments[0])):  # type: ignore[arg-type]
                     arguments[0][at] = 0 if self.wrong else at  # type: ignore[index]
             return 0
@@ -407,6 +370,33 @@ def test_a_kernel_runs_on_every_device_and_everything_is_given_back() -> None:
     assert cuda.probe(driver) == 3
     for name in ("cuLaunchKernel", "cuMemFree_v2", "cuDevicePrimaryCtxRelease_v2"):
         assert driver.calls.count(name) == 3
+
+
+def test_the_slowest_copy_of_any_device_is_what_counts() -> None:
+    driver = FakeCuda(2)
+    # Of eight copies a device, four to it and four from it, the best of each way.
+    took_s = iter([9, 2, 2, 2, 9, 1, 1, 1, 9, 1, 1, 1, 9, 4, 9, 9])
+    now_s, is_begin = 0.0, True
+
+    def clock() -> float:
+        nonlocal now_s, is_begin
+        now_s += 0.0 if is_begin else next(took_s)
+        is_begin = not is_begin
+        return now_s
+
+    assert cuda.measure(driver, clock) == pytest.approx((64 << 20) / 4 / 1e9)
+    for name in ("cuMemFree_v2", "cuMemFreeHost", "cuDevicePrimaryCtxRelease_v2"):
+        assert driver.calls.count(name) == 2
+    with pytest.raises(cuda.DriverError, match="no device"):
+        cuda.measure(FakeCuda(0))
+
+
+def test_a_figure_that_was_measured_is_told_with_its_check() -> None:
+    answer = (sys.executable, "-c", "print('{\"slowest_gb_s\": 52.125}')")
+    result = result_of(cuda.bandwidth_check(answer))
+    assert (result.outcome, result.figure) == (Outcome.PASS, 52.125)
+    broken = (sys.executable, "-c", "print('{}')")
+    assert result_of(cuda.bandwidth_check(broken)).outcome is Outcome.DID_NOT_RUN
 
 
 @pytest.mark.parametrize("name", ["cuInit", "cuMemAlloc_v2", "cuLaunchKernel", "cuCtxSynchronize"])

@@ -27,11 +27,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from nagara.base.errors import NagaraError
+from nagara.base.errors import NagaraError, UsageError
 from nagara.base.spans import STAGES
 from nagara.cli import page_cache
 from nagara.cli.bench_report import print_json, report, spread
-from nagara.cli.example_app import engine_app, vllm_app
+from nagara.cli.example_app import can_be_image, engine_app, own_image, vllm_app
 from nagara.cli.instance import Instance, own_instance
 from nagara.cli.settings import Settings
 
@@ -78,6 +78,13 @@ class Kind:
     "--app", default="smollm2", show_default=True, help="A model that was added, or `vllm`."
 )
 @click.option("--runs", default=5, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--image",
+    type=click.Choice(["host", "venv"]),
+    default="host",
+    show_default=True,
+    help="This machine's own tree, or an image of this command's environment.",
+)
 @click.option("--compile", "compiled", is_flag=True, help="Compile the model's forward pass.")
 @click.option("--eager", is_flag=True, help="Let vLLM run without compiling.")
 @click.option(
@@ -91,13 +98,20 @@ def coldstart(
     settings: Settings,
     app: str,
     runs: int,
+    image: str,
     compiled: bool,
     eager: bool,
     python: Path | None,
     as_json: bool,
 ) -> None:
     """From a request to the first token, started plainly and restored."""
-    server: Server = _Engine(app, compiled)
+    if image != "host" and (compiled or app == "vllm"):
+        raise UsageError(
+            "is for the engine as it is: compilers and vLLM's environment are this machine's",
+            where="--image venv",
+            hint="use --image host",
+        )
+    server: Server = _Engine(app, compiled, image)
     if app == "vllm":
         server = _Vllm(python or settings.state / "environments/vllm/bin/python", eager)
     if not page_cache.can_drop():
@@ -112,6 +126,8 @@ def coldstart(
             raise NagaraError(
                 "this machine cannot save replicas", hint="missing: " + "; ".join(facts["missing"])
             )
+        if image == "venv" and not can_be_image(facts):
+            raise UsageError("--image venv needs a virtual environment and containers")
         figures = _measure(instance, server, runs)
     if as_json:
         print_json(figures)
@@ -145,12 +161,16 @@ class Server(Protocol):
 class _Engine:
     model: str
     compiles: bool
+    image: str  # "host" or "venv"
 
     def app(self, name: str, *, snapshot: bool = True, compile_cache: str | None) -> str:
-        return engine_app(name, self.model, snapshot=snapshot, compile_cache=compile_cache)
+        image = own_image() if self.image == "venv" else self.image
+        return engine_app(
+            name, self.model, image=image, snapshot=snapshot, compile_cache=compile_cache
+        )
 
     def figures(self) -> dict[str, Any]:
-        return {"app": self.model, "compile": self.compiles}
+        return {"app": self.model, "image": self.image, "compile": self.compiles}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +203,13 @@ class _Vllm:
 
     def figures(self) -> dict[str, Any]:
         mode = "eager" if self.is_eager else "default"
-        return {"app": "vllm", "model": self.model, "mode": mode, "compile": self.compiles}
+        return {
+            "app": "vllm",
+            "image": "host",
+            "model": self.model,
+            "mode": mode,
+            "compile": self.compiles,
+        }
 
 
 def _measure(instance: Instance, server: Server, runs: int) -> dict[str, Any]:
@@ -194,6 +220,7 @@ def _measure(instance: Instance, server: Server, runs: int) -> dict[str, Any]:
             "warm": server.app("plain-warm", snapshot=False, compile_cache=warm),
             "saved": server.app("restored", compile_cache=cold),
         }
+        _progress.print("deploying")
         instance.admin.deploy("".join(apps.values()), "coldstart")
         if warm is not None:
             _fill_compile_cache(instance, server.model, Path(warm))

@@ -11,6 +11,7 @@ from rich.table import Table
 from nagara.base.errors import NagaraError
 from nagara.cli.bench_report import print_json, report
 from nagara.cli.settings import Settings
+from nagara.engine.openmp import be_patient
 from nagara.image.models import find_model
 
 
@@ -55,6 +56,7 @@ def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 @click.option("--json", "is_json", is_flag=True, help="One JSON object on standard output.")
 def overlap(device: str, step_ms: float, batch: int, tokens: int, is_json: bool) -> None:
     """Compare the engine with and without a step in flight."""
+    be_patient()
     from nagara.engine.bench_overlap import run
     from nagara.engine.errors import EngineError
 
@@ -75,11 +77,18 @@ def overlap(device: str, step_ms: float, batch: int, tokens: int, is_json: bool)
     default="auto",
     show_default=True,
 )
+@click.option(
+    "--http", "is_http", is_flag=True, help="What HTTP and tokenizing cost the step loop, instead."
+)
 @click.option("--json", "is_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_obj
-def engine(state: Settings, model: str, runs: int, depth: int, kernel: str, is_json: bool) -> None:
+def engine(
+    state: Settings, model: str, runs: int, depth: int, kernel: str, is_http: bool, is_json: bool
+) -> None:
     """Measure throughput against the bound that the linear layers alone set."""
+    be_patient()
     from nagara.engine.bench_engine import PROMPTS, run_bench
+    from nagara.engine.bench_http import run_http
     from nagara.engine.errors import EngineError
     from nagara.engine.settings import EngineSettings
 
@@ -87,7 +96,7 @@ def engine(state: Settings, model: str, runs: int, depth: int, kernel: str, is_j
     folder = Path(model) if is_folder else find_model(state.models_dir, model).path
     settings = EngineSettings(dtype="bfloat16", depth=depth, kernel=kernel, max_concurrency=PROMPTS)
     try:
-        result = run_bench(folder, settings, runs, _note)
+        result = (run_http if is_http else run_bench)(folder, settings, runs, _note)
     except EngineError as error:
         raise NagaraError(error.what, where=error.where, hint=error.hint) from error
     _print(result, is_json)

@@ -1,11 +1,11 @@
 """`nagara engine`: the LLM engine on its own, without control, node or snapshots."""
 
-import os
 from pathlib import Path
 
 import click
 
 from nagara.base.errors import NagaraError
+from nagara.engine.openmp import be_patient
 
 
 @click.group()
@@ -63,6 +63,19 @@ def engine() -> None:
 )
 @click.option("--context", type=click.IntRange(2), help="Longest context; at most the model's own.")
 @click.option(
+    "--graphs/--no-graphs",
+    "has_graphs",
+    default=True,
+    show_default=True,
+    help="On CUDA: capture steps as graphs and replay them.",
+)
+@click.option(
+    "--batch-invariant",
+    "is_batch_invariant",
+    is_flag=True,
+    help="Refuse to compute with what gives a request other last bits beside other requests.",
+)
+@click.option(
     "--compile", "is_compiled", is_flag=True, help="Compile the model with torch.compile."
 )
 def serve(
@@ -78,12 +91,12 @@ def serve(
     cache_tokens: int | None,
     max_concurrency: int,
     context: int | None,
+    has_graphs: bool,
+    is_batch_invariant: bool,
     is_compiled: bool,
 ) -> None:
     """Serve the model folder MODEL with OpenAI's API."""
-    # Threads that wait for each other spin for 5 ms by default: on a machine with other work that
-    # keeps the very thread from running that they wait for. Read when torch loads its OpenMP.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    be_patient()
     # torch loads in seconds: only this command pays for it
     from nagara.engine.errors import EngineError
     from nagara.engine.server import ServeSettings
@@ -106,22 +119,11 @@ def serve(
                     cache_tokens=cache_tokens,
                     max_concurrency=max_concurrency,
                     context=context,
+                    has_graphs=has_graphs,
+                    is_batch_invariant=is_batch_invariant,
                     is_compiled=is_compiled,
                 ),
             )
         )
-    except EngineError as error:
-        raise NagaraError(error.what, where=error.where, hint=error.hint) from error
-
-
-@engine.command()
-def kernels() -> None:
-    """Compile the CPU kernels now, so that no start has to."""
-    from nagara.engine.errors import EngineError
-    from nagara.engine.kernels.build import find_or_compile
-
-    try:
-        for is_bfloat16 in (True, False):
-            print(find_or_compile(is_bfloat16=is_bfloat16))
     except EngineError as error:
         raise NagaraError(error.what, where=error.where, hint=error.hint) from error

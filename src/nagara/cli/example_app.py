@@ -1,16 +1,30 @@
 """The app files of the demonstration and of the measurements: a model behind a server."""
 
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 # A cache that fits a demonstration: what a snapshot carries of it is empty, but carried.
 _VLLM_CACHE_BYTES = 128 << 20
+
+
+def own_image() -> str:
+    """The image of the virtual environment that this command runs in."""
+    return f"venv:{sys.prefix}"
+
+
+def can_be_image(facts: Mapping[str, Any]) -> bool:
+    """Whether the environment can be an image on a node with these facts."""
+    return facts["isolation"] == "container" and sys.prefix != sys.base_prefix
 
 
 def engine_app(
     name: str,
     model: str,
     *,
+    image: str = "host",
     snapshot: bool = True,
     compile_cache: str | None = None,
     max_replicas: int = 4,
@@ -18,6 +32,7 @@ def engine_app(
     """The text of an app file with one app.
 
     Args:
+        image: as in an app file.
         snapshot: whether it may be saved and restored.
         compile_cache: compile the model's forward pass, with the compiler's files in this folder
             of the replica; None runs it as it is.
@@ -25,7 +40,7 @@ def engine_app(
     command = ["nagara", "engine", "serve", f"/models/{model}", "--port", "${PORT}"]
     lines = [
         f"[app.{name}]",
-        'image    = "host"',
+        f"image    = {json.dumps(image)}",
         f'models   = ["{model}"]',
         f"command  = {json.dumps([*command, '--compile'] if compile_cache else command)}",
         'ready    = "/health"',

@@ -13,7 +13,7 @@ import click
 from nagara.base.errors import NagaraError
 from nagara.cli.settings import Settings
 from nagara.engine.errors import UnsupportedError
-from nagara.engine.kernels.build import compile_beside_text
+from nagara.engine.kernels.build import compile_all
 from nagara.sandbox.criu_folder import install_criu_from, install_criu_with_apt
 from nagara.sandbox.scratch import scratch_folder
 from nagara.sandbox.tools import (
@@ -124,12 +124,11 @@ def kernel() -> None:
     Without a C compiler the engine computes with torch's own operators, more slowly.
     """
     try:
-        for is_bfloat16 in (True, False):
-            file = compile_beside_text(is_bfloat16=is_bfloat16)
+        folder = compile_all()
     except UnsupportedError as error:
         click.echo(f"no kernel: {error}; the engine computes with torch's own operators")
         return
-    click.echo(f"the engine's kernels in {file.parent}")
+    click.echo(f"the engine's kernels in {folder}")
 
 
 @setup.command()

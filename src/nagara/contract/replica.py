@@ -104,6 +104,60 @@ class ReplicaSpec:
     start_timeout_s: float = 600.0
     snapshot: bool = True  # restore from one where it fits
     hooks: SnapshotHooks = SnapshotHooks()
+    image_index: str | None = None  # names the tree that `image` was at deployment; not for `host`
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOrder:
+    """Bring an app's image, and the models it is to show, to the machine.
+
+    `image` is a source as in an app file: `dir:PATH`, `venv:PATH`, ..., or `image:NAME`.
+    """
+
+    tenant: str
+    app: str
+    image: str
+    models: tuple[ModelMount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReport:
+    """An image that is ready to be started from."""
+
+    index: str  # equal for equal trees
+    files: int
+    size_bytes: int
+    new_bytes: int  # contents that were not in the store before
+    missing: tuple[str, ...] = ()  # libraries that its programs need and this machine lacks
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierRead:
+    """What came from one tier of the store."""
+
+    tier: str
+    objects: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilesReport:
+    """How a replica's files became visible, and what its start read of them.
+
+    `read_*` are None where nobody counts: contents that are all on this machine are read by the
+    kernel without asking anyone. Objects above 64 MiB count by the 4 MiB chunks that were touched.
+    """
+
+    kind: str  # "host", "venv", "oci", ...
+    way: str  # "host", "local", "lazy", "tree" or "copy"
+    objects: int = 0  # of the image and its models together
+    size_bytes: int = 0
+    read_objects: int | None = None
+    read_bytes: int | None = None
+    prefetched_objects: int = 0
+    prefetched_bytes: int = 0
+    tiers: tuple[TierRead, ...] = ()  # for all replicas of the tenant meanwhile, nearest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +180,7 @@ class StartReport:
     snapshot: str | None = None  # the snapshot it was restored from
     fallback: str | None = None  # why a restore was not possible or failed; None when not tried
     capture_wanted: bool = False  # no snapshot fits this machine yet
+    files: FilesReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +227,4 @@ class NodeFacts:
     isolation: str  # "container" or "process"
     can_snapshot: bool
     missing: tuple[str, ...] = ()  # what the machine lacks for the full path, in words
+    bringing: tuple[str, ...] = ()  # images on their way to this machine, in words

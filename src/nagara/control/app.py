@@ -53,6 +53,7 @@ class App:
     timeouts: Timeouts = Timeouts()
     snapshot: bool = True
     hooks: SnapshotHooks = field(default_factory=SnapshotHooks)
+    image_index: str | None = None  # the tree that `image` was at deployment; None for `host`
     served_model: str | None = None  # the name its OpenAI server knows its model by
 
     @property
@@ -65,7 +66,7 @@ class App:
         return {
             "tenant": self.tenant,
             "app": self.name,
-            "image": self.image,
+            "image": self.image if self.image_index is None else [self.image, self.image_index],
             "models": self.models,
             "command": self.command,
             "port": self.port,
@@ -94,6 +95,7 @@ class App:
             start_timeout_s=self.timeouts.start_s,
             snapshot=self.snapshot,
             hooks=self.hooks,
+            image_index=self.image_index,
         )
 
     @property

@@ -34,7 +34,8 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = frozenset({"api", "v1", "nagara", "healthz", "readyz", "metrics"})
-_LATER_IMAGES = ("venv:", "oci:", "docker-archive:", "registry:", "dir:")
+_IMAGES_AT_PATHS = ("dir:", "venv:", "oci:", "docker-archive:")
+_IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
 
 # Keys of the design that this version refuses instead of passing over, by the table they stand in.
 LATER: dict[str, frozenset[str]] = {
@@ -80,10 +81,16 @@ def _size(value: object) -> object:
 def _image(value: str) -> str:
     if value == "host":
         return value
-    if value.startswith(_LATER_IMAGES):
-        raise _problem(f'images of the kind "{value.partition(":")[0]}:" are not supported yet; '
-                       'the one allowed value is "host"')  # fmt: skip
-    raise _problem(f'unknown image {value!r}; the one allowed value is "host"')
+    kind, colon, place = value.partition(":")
+    if kind + colon not in _IMAGES[1:] or not place:
+        raise _problem(f'unknown image {value!r}; write "host" or one of '
+                       + ", ".join(f'"{known}..."' for known in _IMAGES[1:]))  # fmt: skip
+    if kind + colon in _IMAGES_AT_PATHS and not place.startswith("/"):
+        raise _problem(f"the path {place!r} must begin with a slash: it is the machine's that "
+                       "runs the app, whoever deploys it from where")  # fmt: skip
+    if "\0" in place:
+        raise _problem("an image's name contains a zero byte")
+    return value
 
 
 def _device(value: object) -> object:

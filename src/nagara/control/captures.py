@@ -131,7 +131,7 @@ class Captures:
         """Begins the next capture if a slot is free that nobody waits for."""
         if self._current is not None or not self._wanted:
             return
-        lease = self._supply.claim_spare()
+        lease = self._supply.claim_here(self._wanted[0].app)
         if lease is None:
             return
         service = self._wanted.pop(0)
@@ -166,6 +166,7 @@ class Captures:
             self.give_way()
 
     async def _capture(self, service: Service, app: App, name: str, lease: Lease) -> None:
+        await self._supply.durable()
         await self._state.add_replica(name, app, lease, state="starting", purpose="capture")
         _log.info("%s: making a snapshot", name)
         try:

@@ -8,6 +8,7 @@ that keep other state than keys and values, are refused.
 Called on the compute stream only.
 """
 
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ from nagara.engine.zeroed import lazy_zeros
 
 ATTENTION_NAME = "nagara_paged"
 
+# The step being computed on this thread. Not handed through the model as an argument: some models
+# do not hand on what they do not know.
+_current = threading.local()
+
 # Models that keep something besides keys and values, by a word in their class name.
 STATEFUL = ("Mamba", "Rwkv", "Jamba", "Bamba", "RecurrentGemma", "Falcon_H1", "Zamba")
 
@@ -34,6 +39,8 @@ class AdaptedModel:
     """
 
     kernel = "transformers"
+    is_graphable = False  # model code of others may ask the host for values
+    is_batch_invariant = False
 
     def __init__(self, folder: Path, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         self.config = config
@@ -52,15 +59,17 @@ class AdaptedModel:
         self._cache = torch.empty(0)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
-        step = _Attention(inputs, self._cache, self._block_size)
-        with torch.inference_mode():
-            out = self._model(
-                input_ids=inputs.ids[None],
-                position_ids=inputs.positions[None],
-                use_cache=False,
-                logits_to_keep=inputs.sample_rows,
-                nagara_step=step,
-            )
+        step = _current.step = _Attention(inputs, self._cache, self._block_size)
+        try:
+            with torch.inference_mode():
+                out = self._model(
+                    input_ids=inputs.ids[None],
+                    position_ids=inputs.positions[None],
+                    use_cache=False,
+                    logits_to_keep=inputs.sample_rows,
+                )
+        finally:
+            del _current.step  # it holds the cache
         if len(step.layers_seen) != self.config.layers:
             raise UnsupportedError(
                 f"{type(self._model).__name__} does not attend through the registry",
@@ -131,15 +140,10 @@ def _through_cache(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls; `nagara_step` is the current step's."""
+    """The attention function that transformers calls."""
     if kwargs.get("s_aux") is not None:
         raise UnsupportedError("attention with sinks is not supported", where="config.json")
-    step = kwargs.get("nagara_step")
-    if step is None:
-        raise UnsupportedError(
-            f"{type(module).__name__} does not hand options on to its attention", where="kernel"
-        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     form = ScoreForm(scale, kwargs.get("softcap"))
     window = kwargs.get("sliding_window")
-    return step(module.layer_idx, (query, key, value), window, form), None
+    return _current.step(module.layer_idx, (query, key, value), window, form), None

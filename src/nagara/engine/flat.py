@@ -7,10 +7,11 @@ folder holds (a bias is applied where there is one). Called on the compute strea
 import torch
 from torch.nn import functional
 
-from nagara.engine.config import ModelConfig, RopeConfig
+from nagara.engine.config import ModelConfig
 from nagara.engine.flat_weights import FlatWeights, Layer
 from nagara.engine.inputs import StepInputs
 from nagara.engine.paged import PagedRows
+from nagara.engine.rope import rope_frequencies
 from nagara.engine.zeroed import lazy_zeros
 
 
@@ -28,6 +29,8 @@ class FlatModel:
     ) -> None:
         self.config = config
         self.kernel = "torch-compiled" if is_compiled else "torch"
+        self.is_graphable = not is_compiled
+        self.is_batch_invariant = False  # products and padded attention vary with their shapes
         self._dtype, self._device = dtype, device
         self._weights = weights
         self._frequencies = rope_frequencies(config.rope, config.head_dim).to(device)
@@ -60,7 +63,8 @@ class FlatModel:
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         c, w = self.config, self._weights
         angles = inputs.positions[:, None].float() * self._frequencies
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        stretch = c.rope.angle_scale
+        cos, sin = angles.cos()[:, None] * stretch, angles.sin()[:, None] * stretch
         pages = PagedRows.of(inputs, self._block_size, c.sliding_window)
         x = functional.embedding(inputs.ids, w.embedding)
         if c.embed_scale != 1.0:
@@ -115,17 +119,3 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     """Rotary embedding of `x [rows, heads, dim]`, halves paired as in the published weights."""
     a, b = x.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
-
-
-def rope_frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
-    """Angle per position for each pair of dimensions, `[dim / 2]`, stretched as configured."""
-    frequencies = 1.0 / rope.theta ** (torch.arange(0, dim, 2).float() / dim)
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    if rope.kind == "llama3":
-        # Long waves are slowed by `factor`, short ones kept, those between blended (Llama 3.1).
-        turns = rope.original_context * frequencies / (2 * torch.pi)
-        span = rope.high_freq_factor - rope.low_freq_factor
-        blend = ((turns - rope.low_freq_factor) / span).clamp(0, 1)
-        return frequencies * (blend + (1 - blend) / rope.factor)
-    return frequencies

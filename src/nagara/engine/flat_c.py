@@ -13,10 +13,10 @@ import torch
 
 from nagara.engine.config import ModelConfig
 from nagara.engine.errors import UnsupportedError
-from nagara.engine.flat import rope_frequencies
 from nagara.engine.flat_weights import FlatWeights, Layer, Projection
 from nagara.engine.inputs import StepInputs
 from nagara.engine.kernels.build import load_kernel
+from nagara.engine.rope import rope_frequencies
 from nagara.engine.zeroed import lazy_zeros
 
 BLOCK_SIZE = 16  # the kernel's own
@@ -59,7 +59,7 @@ class _Shape(Structure):
                 "cache_layer",
             )
         ),
-        *((name, c_float) for name in ("eps", "norm_offset", "embed_scale", "unused")),
+        *((name, c_float) for name in ("eps", "norm_offset", "embed_scale", "angle_scale")),
     )
 
 
@@ -111,6 +111,8 @@ class CFlatModel:
     """
 
     kernel = "c"
+    is_graphable = False
+    is_batch_invariant = True
 
     def __init__(
         self, config: ModelConfig, weights: FlatWeights, dtype: torch.dtype, block_size: int
@@ -148,6 +150,7 @@ class CFlatModel:
             cache_layer=blocks * c.kv_heads * c.head_dim * BLOCK_SIZE,
             eps=c.norm_eps,
             norm_offset=c.norm_offset,
+            angle_scale=c.rope.angle_scale,
             embed_scale=torch.tensor(c.embed_scale, dtype=self._dtype).item(),
         )
 

@@ -50,10 +50,12 @@ class GrammarMaker:
                 self._table = llguidance.LLTokenizer(
                     self._tokenizer.json_text(), n_vocab=self._vocab, eos_token=list(self._end_ids)
                 )
-        where = "response_format" if guide.kind == "json" else "regex"
+        where = {"json": "response_format", "regex": "regex", "lark": "tools"}[guide.kind]
         try:
             if guide.kind == "json":
                 grammar = llguidance.LLMatcher.grammar_from_json_schema(guide.source)
+            elif guide.kind == "lark":
+                grammar = llguidance.LLMatcher.grammar_from_lark(guide.source)
             else:
                 grammar = llguidance.LLMatcher.grammar_from_regex(guide.source)
             matcher = llguidance.LLMatcher(self._table, grammar)

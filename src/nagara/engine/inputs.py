@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from nagara.engine.graph_shapes import GraphShape
 from nagara.engine.request import MAX_TOP_LOGPROBS
 from nagara.engine.sampling import uniform
 from nagara.engine.sequence import Sequence, StepPlan
@@ -50,9 +51,11 @@ class StepInputs:
 
 
 class BufferSet:
-    """One of the two sets."""
+    """One of the two sets; `index` tells which."""
 
-    def __init__(self, capacity: Capacity, device: Device) -> None:
+    def __init__(self, capacity: Capacity, device: Device, index: int = 0) -> None:
+        self.index = index
+
         def both(*shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
             pinned = device.has_pinned_memory
             host = torch.zeros(*shape, dtype=dtype, pin_memory=pinned)
@@ -111,14 +114,33 @@ class BufferSet:
                     self._set_numbers(len(sample_rows), sequence, start + count)
                 sample_rows.append(len(ids) - 1)
                 sample_slots.append(slot)
+        self.shapes = tuple(shapes)
         rows, samples = len(ids), len(sample_rows)
         for place, values in enumerate((ids, carry, positions, row_run)):
             self._rows_np[place, :rows] = values
         self._samples_np[0, :samples] = sample_rows
         self._samples_np[1, :samples] = sample_slots
         self._table_np[: len(slots), :width] = tables.rows(slots, width)
-        self.shapes = tuple(shapes)
         self.row_count, self.width, self.sample_count = rows, width, samples
+
+    def pad(self, shape: GraphShape, block_size: int, spare_block: int) -> None:
+        """Make the filled rows, one for each run, as many and as wide as a graph's.
+
+        Padded rows are the first place of a block that nobody owns, and what they sample goes
+        nowhere. Every run is said to be as long as the table: the positions tell what it may see.
+        """
+        rows = slice(self.row_count, shape.rows)
+        self._rows_np[0, rows] = 0
+        self._rows_np[1, rows] = -1
+        self._rows_np[2, rows] = 0
+        self._rows_np[3, : shape.rows] = range(shape.rows)
+        self._table_np[: self.row_count, self.width : shape.blocks] = spare_block
+        self._table_np[rows, : shape.blocks] = spare_block
+        self._samples_np[0, : shape.rows] = range(shape.rows)
+        last = shape.blocks * block_size - 1
+        self.shapes = tuple(RunShape(i, 1, last) for i in range(shape.rows))
+        self.row_count = self.sample_count = shape.rows
+        self.width = shape.blocks
 
     def _set_numbers(self, sample: int, sequence: Sequence, position: int) -> None:
         params = sequence.params

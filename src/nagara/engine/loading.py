@@ -49,11 +49,15 @@ def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
     folder = check_model_folder(path)
     generation_file = folder.path / "generation_config.json"
     generation = read_json_object(generation_file) if generation_file.exists() else None
-    is_flat = is_flat_type(folder.config, settings.kernel)
-    parse = parse_model_config if is_flat else parse_general_config
-    config = parse(folder.config, generation)
+    config, is_flat = choose_path(folder.config, generation, settings)
     dtype = pick_dtype(settings.dtype, config.dtype)
-    model, copied = build_model(folder, config, dtype, settings)
+    model, copied = build_model(folder, config, dtype, settings, is_flat=is_flat)
+    if settings.is_batch_invariant and not model.is_batch_invariant:
+        raise UnsupportedError(
+            f"results of the kernel {model.kernel!r} depend on the batch in their last bits",
+            where="batch_invariant",
+            hint="kernel c, on a CPU with a compiler",
+        )
     context = min(settings.context or config.context, config.context)
     blocks = cache_blocks(settings, config, context, dtype.itemsize)
     context = min(context, blocks * settings.block_size)
@@ -73,11 +77,36 @@ def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
     return LoadedModel(model, config, context, blocks, folder.weight_bytes, copied)
 
 
+def choose_path(
+    raw: dict[str, Any], generation: dict[str, Any] | None, settings: EngineSettings
+) -> tuple[ModelConfig, bool]:
+    """The configuration, and whether the forward pass is our own.
+
+    A member of a known family with a feature that our forward lacks goes to transformers' code.
+
+    Raises:
+        UnsupportedError: neither computes it, or not the asked kernel.
+    """
+    if is_flat_type(raw, settings.kernel):
+        try:
+            return parse_model_config(raw, generation), True
+        except UnsupportedError as error:
+            if settings.kernel != "auto" or settings.is_compiled:
+                raise
+            log.info("computing with transformers: %s", error.what)
+    return parse_general_config(raw, generation), False
+
+
 def build_model(
-    folder: ModelFolder, config: ModelConfig, dtype: torch.dtype, settings: EngineSettings
+    folder: ModelFolder,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    settings: EngineSettings,
+    *,
+    is_flat: bool,
 ) -> tuple[StepModel, int]:
     """The model and how many bytes of weights had to be copied."""
-    if not is_flat_type(folder.config, settings.kernel):
+    if not is_flat:
         adapted = AdaptedModel(folder.path, config, dtype, settings.device)
         return adapted, adapted.weight_bytes
     device = torch.device(settings.device)

@@ -18,6 +18,11 @@ class Mailbox:
         self._loop = loop
         self._posted: deque[tuple[asyncio.Queue[TokenEvent], TokenEvent]] = deque()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has ended: nobody reads any more."""
+        return self._loop.is_closed()
+
     def post(self, letters: "asyncio.Queue[TokenEvent]", event: TokenEvent) -> None:
         self._posted.append((letters, event))
 

@@ -11,10 +11,15 @@ from nagara.engine.inputs import StepInputs
 class StepModel(Protocol):
     """A decoder that computes the rows of many sequences at once over a paged cache.
 
-    `kernel` names what computes: `c`, `torch`, `torch-compiled` or `transformers`.
+    `kernel` names what computes: `c`, `torch`, `torch-compiled` or `transformers`. `is_graphable`
+    says that a forward pass asks the host for nothing but its inputs' shapes, so that it can be
+    captured as a graph; `is_batch_invariant` that a row's result is the same to the last bit
+    whatever rows are computed beside it.
     """
 
     kernel: str
+    is_graphable: bool
+    is_batch_invariant: bool
     config: ModelConfig
 
     def make_cache(self, blocks: int, block_size: int) -> None:

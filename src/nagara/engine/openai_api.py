@@ -12,6 +12,7 @@ from typing import Any
 
 from nagara.engine.errors import RequestError
 from nagara.engine.fields import Fields, is_ids
+from nagara.engine.openai_tools import parse_tools
 from nagara.engine.request import MAX_CHOICES, FinishReason, Guide, SamplingParams, TokenLogprob
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own default for completions
@@ -35,6 +36,7 @@ class Call:
 class CompletionCall:
     call: Call
     prompts: tuple[str | list[int], ...]
+    has_echo: bool  # the answer's text begins with the prompt's
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,14 @@ def parse_completion(body: dict[str, Any]) -> CompletionCall:
     prompts = _prompts(fields.any("prompt"))
     logprobs = fields.integer("logprobs", -1)
     max_tokens = fields.integer("max_tokens", DEFAULT_COMPLETION_TOKENS)
-    fields.only("echo", False)
+    has_echo = fields.flag("echo")
+    if has_echo and logprobs >= 0:
+        raise RequestError("log probabilities of the prompt are not computed", where="echo")
     fields.only("suffix", "")
     n = fields.integer("n", 1)
     fields.only("best_of", n)
     call = _call(fields, max_tokens, None if logprobs < 0 else logprobs, n)
-    return CompletionCall(call, prompts)
+    return CompletionCall(call, prompts, has_echo)
 
 
 def parse_chat(body: dict[str, Any], context: int) -> ChatCall:
@@ -71,7 +75,7 @@ def parse_chat(body: dict[str, Any], context: int) -> ChatCall:
     wants_logprobs = fields.flag("logprobs")
     if alternatives and not wants_logprobs:
         raise RequestError("top_logprobs needs logprobs", where="top_logprobs")
-    tools = _tools(fields.any("tools"), fields.any("tool_choice"))
+    tools, forced = parse_tools(fields.any("tools"), fields.any("tool_choice"))
     fields.only("functions", [])
     fields.only("modalities", ["text"])
     fields.only("parallel_tool_calls", True, False)
@@ -79,7 +83,7 @@ def parse_chat(body: dict[str, Any], context: int) -> ChatCall:
     if not isinstance(values, dict):
         raise RequestError("chat_template_kwargs must be an object", where="chat_template_kwargs")
     n = fields.integer("n", 1)
-    call = _call(fields, max_tokens, alternatives if wants_logprobs else None, n)
+    call = _call(fields, max_tokens, alternatives if wants_logprobs else None, n, forced)
     return ChatCall(call, messages, tools, values, bool(given))
 
 
@@ -104,7 +108,9 @@ def parse_detokenize(body: dict[str, Any]) -> list[int]:
     return list(tokens)
 
 
-def _call(fields: Fields, max_tokens: int, logprobs: int | None, n: int) -> Call:
+def _call(
+    fields: Fields, max_tokens: int, logprobs: int | None, n: int, forced: Guide | None = None
+) -> Call:
     model = fields.text("model")
     if not 1 <= n <= MAX_CHOICES:
         raise RequestError(f"n must be in [1, {MAX_CHOICES}]", where="n")
@@ -127,7 +133,7 @@ def _call(fields: Fields, max_tokens: int, logprobs: int | None, n: int) -> Call
         stop_token_ids=fields.integers("stop_token_ids"),
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
-        guide=_guide(fields.any("response_format"), fields.text("regex")),
+        guide=_guide(fields.any("response_format"), fields.text("regex"), forced),
     )
     is_stream = fields.flag("stream")
     wants_usage = _stream_options(fields.any("stream_options"), is_stream)
@@ -152,8 +158,12 @@ def _stream_options(value: object, is_stream: bool) -> bool:
     return wants
 
 
-def _guide(response_format: object, regex: str | None) -> Guide | None:
-    """`response_format` as OpenAI has it; `regex` is an extension."""
+def _guide(response_format: object, regex: str | None, forced: Guide | None) -> Guide | None:
+    """`response_format` as OpenAI has it; `regex` is an extension; `forced` is a tool's call."""
+    if forced is not None:
+        if regex is not None or response_format not in (None, {"type": "text"}):
+            raise RequestError("a forced tool call has a form already", where="tool_choice")
+        return forced
     if regex is not None:
         if response_format is not None:
             raise RequestError("regex and response_format exclude each other", where="regex")
@@ -176,21 +186,6 @@ def _guide(response_format: object, regex: str | None) -> Guide | None:
     if not isinstance(schema, dict):
         raise RequestError("response_format.json_schema.schema must be an object", where=where)
     return Guide("json", json.dumps(schema))
-
-
-def _tools(tools: object, choice: object) -> list[dict[str, Any]] | None:
-    """Tools go to the chat template; the model is free to call them or not."""
-    if choice not in (None, "auto", "none"):
-        raise RequestError("tool_choice must be auto or none", where="tool_choice")
-    if tools is None or tools == []:
-        return None
-    if not isinstance(tools, list):
-        raise RequestError("tools must be a list", where="tools")
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RequestError("each tool must be a function with a name", where="tools")
-    return None if choice == "none" else tools
 
 
 def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:

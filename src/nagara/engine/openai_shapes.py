@@ -63,15 +63,24 @@ class Shape(abc.ABC):
 
 
 class CompletionShape(Shape):
+    """Completions; with `echo` each answer's text begins with its prompt's."""
+
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, model: str, echo: Sequence[str] = (), choices: int = 1) -> None:
+        super().__init__(model)
+        self._echo, self._choices = echo, choices
 
     def choice(self, index: int, output: Output) -> dict[str, Any]:
         logprobs = None
         offset = self._lengths.get(index, 0)
         if self._wants_logprobs:
             logprobs = api.completion_logprobs(output.logprobs, self._token_text, offset)
-        self._lengths[index] = offset + len(output.text)
-        return api.completion_choice(index, output.text, logprobs, output.finish_reason)
+        text = output.text
+        if self._echo and index not in self._lengths:
+            text = self._echo[index // self._choices] + text
+        self._lengths[index] = offset + len(text)
+        return api.completion_choice(index, text, logprobs, output.finish_reason)
 
     def chunks(self, index: int, piece: Output) -> list[dict[str, Any]]:
         self.count(index, piece)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nagara.engine.blocks import BlockPool, chain_hash
+from nagara.engine.chunks import ChunkBudget
 from nagara.engine.errors import ContextLengthError, EngineError
 from nagara.engine.request import FinishReason
 from nagara.engine.sequence import Run, Sequence, Stage, StepPlan
@@ -27,6 +28,7 @@ class Limits:
     max_concurrency: int  # sequences with a slot
     max_rows: int  # rows of one step
     chunk_rows: int  # prefill rows of one step, all sequences together
+    context_weight: float = 0.0  # work of a row's looking at one token, measured in rows
 
 
 class Outcome(NamedTuple):
@@ -98,7 +100,7 @@ class Scheduler:
         """The next step, or None if nothing can be computed before another commit."""
         index = self._planned_steps
         runs: list[Run] = []
-        rows = chunk = 0
+        rows = 0
         preempted = self.preemptions
         # One row each for those who generate, then prefill with what is left of the step
         prefilling = []
@@ -109,28 +111,34 @@ class Scheduler:
             elif left and rows < self.limits.max_rows and self._has_room(sequence, 1):
                 runs.append(self._run(sequence, index, 1))
                 rows += 1
+        budget = self._chunk_budget(rows)
         for sequence in prefilling:
-            room = min(self.limits.max_rows - rows, self.limits.chunk_rows - chunk)
-            count = min(sequence.rows_left, room)
+            start = sequence.planned
+            count = min(sequence.rows_left, budget.rows_at(start))
             if count > 0 and self._has_room(sequence, count):
                 runs.append(self._run(sequence, index, count))
-                rows += count
-                chunk += count
+                budget.take(count, start)
         while self.waiting and self.preemptions == preempted:
-            room = min(self.limits.max_rows - rows, self.limits.chunk_rows - chunk)
-            if room <= 0 or not self._admit(self.waiting[0]):
+            if budget.is_spent or not self._admit(self.waiting[0]):
                 break
             sequence = self.waiting.popleft()
-            count = min(sequence.rows_left, room)
+            start = sequence.planned
+            count = min(sequence.rows_left, budget.rows_at(start))
             runs.append(self._run(sequence, index, count))
-            rows += count
-            chunk += count
+            budget.take(count, start)
         if self.preemptions != preempted:
             runs = [run for run in runs if run.is_current]
         if not runs:
             return None
         self._planned_steps += 1
         return StepPlan(index, tuple(runs))
+
+    def _chunk_budget(self, rows: int) -> ChunkBudget:
+        """Prefill beside `rows` generating ones; the context counts only if someone waits."""
+        limits = self.limits
+        is_anyone_waiting = any(sequence.outputs_planned for sequence in self.running)
+        weight = limits.context_weight if is_anyone_waiting else 0.0
+        return ChunkBudget(limits.max_rows - rows, limits.chunk_rows, weight)
 
     def _run(self, sequence: Sequence, index: int, count: int) -> Run:
         start = sequence.planned

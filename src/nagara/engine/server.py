@@ -22,6 +22,7 @@ from aiohttp import web
 
 from nagara.engine import openai_api as api
 from nagara.engine.answer import merge
+from nagara.engine.answer_stream import AnswerStream
 from nagara.engine.control_token import check_token
 from nagara.engine.engine import Engine
 from nagara.engine.errors import EngineError, RequestError, UnknownModelError
@@ -35,6 +36,7 @@ from nagara.engine.tokenizer import Tokenizer
 log = logging.getLogger("nagara.engine")
 
 MAX_BODY_BYTES = 8 << 20
+LONG_TEXT = 4096  # characters; fewer are tokenized sooner than a thread is asked
 AWAKE_NOT_NEEDED = ("/wake", "/sleep", "/metrics")
 LAST_WORDS_S = 0.3  # how long open connections may take when the server ends
 
@@ -99,10 +101,14 @@ class ModelServer:
         # Many rows, then one row, then a longer context: each shape of work once.
         params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
         prompt = [0] * min(8, engine.context - params.max_tokens)
-        async for _ in self._running.stream(prompt, params):
+        async for _ in self.engine.stream(prompt, params):
             pass
         self._is_ready = True
         log.info("ready after %.2f s: %s", time.monotonic() - started, self._name)
+
+    async def failed(self) -> EngineError | None:
+        """Returns once the engine has ended, with the reason when nobody has ended it."""
+        return await asyncio.to_thread(self.engine.join)
 
     def close(self) -> bool:
         """End the engine; False if its thread is still inside a step."""
@@ -122,7 +128,10 @@ class ModelServer:
         if not self._is_ready:
             body = api.error_body("the model is loading", "unavailable_error", None, "loading")
             return web.json_response(body, status=503, headers={"Retry-After": "1"})
-        if self._running.is_asleep and request.path not in AWAKE_NOT_NEEDED:
+        if self.engine.failure is not None:
+            body = api.error_body(self.engine.failure.what, "server_error", None, "failed")
+            return web.json_response(body, status=503)
+        if self.engine.is_asleep and request.path not in AWAKE_NOT_NEEDED:
             body = api.error_body("the engine is asleep", "unavailable_error", None, "asleep")
             return web.json_response(body, status=503, headers={"Retry-After": "1"})
         return await handler(request)
@@ -131,33 +140,33 @@ class ModelServer:
         return web.json_response({"status": "ready", "model": self._name})
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
-        text = self._metrics.text(self._running.stats())
+        text = self._metrics.text(self.engine.stats())
         return web.Response(text=text, content_type="text/plain")
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         asked = api.parse_tokenize(parse_body(await request.read()))
         if isinstance(asked, str):
-            tokens = self._tokens.encode(asked)
+            tokens = await self._encode(asked)
         else:
-            tokens = self._tokens.chat_prompt(asked, None)
+            tokens = await asyncio.to_thread(self._tokens.chat_prompt, asked, None)
         return web.json_response(
-            {"tokens": tokens, "count": len(tokens), "max_model_len": self._running.context}
+            {"tokens": tokens, "count": len(tokens), "max_model_len": self.engine.context}
         )
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         tokens = api.parse_detokenize(parse_body(await request.read()))
-        if not all(0 <= token < self._running.config.vocab for token in tokens):
+        if not all(0 <= token < self.engine.config.vocab for token in tokens):
             raise RequestError("a token id is out of range", where="tokens")
         return web.json_response({"prompt": self._tokens.decode(tokens, skip_special=False)})
 
     async def _sleep(self, request: web.Request) -> web.Response:
         check_token(request.headers.get("Authorization"))
-        await asyncio.to_thread(self._running.sleep)
+        await asyncio.to_thread(self.engine.sleep)
         return web.json_response({"status": "asleep"})
 
     async def _wake(self, request: web.Request) -> web.Response:
         check_token(request.headers.get("Authorization"))
-        await asyncio.to_thread(self._running.wake)
+        await asyncio.to_thread(self.engine.wake)
         return web.json_response({"status": "ready"})
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -173,26 +182,37 @@ class ModelServer:
             "object": "model",
             "created": self._created,
             "owned_by": "nagara",
-            "max_model_len": self._running.context,
+            "max_model_len": self.engine.context,
         }
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         parsed = api.parse_completion(parse_body(await request.read()))
         self._check_model(parsed.call.model)
-        tokenizer = self._tokens
-        prompts = [p if isinstance(p, list) else tokenizer.encode(p) for p in parsed.prompts]
-        return await self._answer(request, CompletionShape(self._name), parsed.call, prompts)
+        prompts = [p if isinstance(p, list) else await self._encode(p) for p in parsed.prompts]
+        echo = []
+        if parsed.has_echo:
+            echo = [p if isinstance(p, str) else self._tokens.decode(p) for p in parsed.prompts]
+        shape = CompletionShape(self._name, echo, parsed.call.n)
+        return await self._answer(request, shape, parsed.call, prompts)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        parsed = api.parse_chat(parse_body(await request.read()), self._running.context)
+        parsed = api.parse_chat(parse_body(await request.read()), self.engine.context)
         self._check_model(parsed.call.model)
-        prompt = self._tokens.chat_prompt(parsed.messages, parsed.tools, **parsed.template_values)
+        prompt = await asyncio.to_thread(
+            self._tokens.chat_prompt, parsed.messages, parsed.tools, **parsed.template_values
+        )
         call = parsed.call
         if not parsed.has_max_tokens:
-            room = max(1, self._running.context - len(prompt))
+            room = max(1, self.engine.context - len(prompt))
             call = replace(call, params=replace(call.params, max_tokens=room))
         shape = ChatShape(self._name)
         return await self._answer(request, shape, call, [prompt], parsed.tools is not None)
+
+    async def _encode(self, text: str) -> list[int]:
+        """Long texts on a thread: neither this loop nor, as no GIL is held, the step loop waits."""
+        if len(text) < LONG_TEXT:
+            return self._tokens.encode(text)
+        return await asyncio.to_thread(self._tokens.encode, text)
 
     def _check_model(self, name: str | None) -> None:
         """A request that names no model means the one there is."""
@@ -202,13 +222,14 @@ class ModelServer:
             )
 
     @property
-    def _running(self) -> Engine:
+    def engine(self) -> Engine:
+        """The engine, once it is loaded."""
         assert self._engine is not None
         return self._engine
 
     @property
     def _tokens(self) -> Tokenizer:
-        return self._running.tokenizer
+        return self.engine.tokenizer
 
     # Answers
 
@@ -221,23 +242,38 @@ class ModelServer:
         has_tools: bool = False,
     ) -> web.StreamResponse:
         for prompt in prompts:
-            self._running.check(prompt, call.params)
+            self.engine.check(prompt, call.params)
         jobs = [
             (prompt, _choice_params(call.params, choice))
             for prompt in prompts
             for choice in range(call.n)
         ]
         shape.use(self._tokens, call.params, has_tools=has_tools)
-        if not call.is_stream:
+        # All are begun before anything is answered: what is refused is refused with its status
+        with contextlib.ExitStack() as begun:
+            streams = [
+                begun.enter_context(contextlib.closing(self.engine.stream(p, params)))
+                for p, params in jobs
+            ]
+            if call.is_stream:
+                return await self._streamed(request, shape, call, streams)
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._whole(p, params)) for p, params in jobs]
+                tasks = [group.create_task(self._whole(stream)) for stream in streams]
             return web.json_response(shape.whole([task.result() for task in tasks], call.n))
+
+    async def _streamed(
+        self,
+        request: web.Request,
+        shape: Shape,
+        call: api.Call,
+        streams: Sequence[AnswerStream],
+    ) -> web.StreamResponse:
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
         await response.prepare(request)
         with contextlib.suppress(ConnectionResetError):  # the client has gone: nobody to tell
-            await self._send_stream(response, shape, call, jobs)
+            await self._send_stream(response, shape, call, streams)
         return response
 
     async def _send_stream(
@@ -245,11 +281,11 @@ class ModelServer:
         response: web.StreamResponse,
         shape: Shape,
         call: api.Call,
-        jobs: Sequence[tuple[list[int], SamplingParams]],
+        streams: Sequence[AnswerStream],
     ) -> None:
         try:
             # Closed at once when the client leaves: closing cancels what is still computed
-            async with contextlib.aclosing(self._merged(jobs)) as merged:
+            async with contextlib.aclosing(self._merged(streams)) as merged:
                 async for index, piece in merged:
                     for chunk in shape.chunks(index, piece):
                         await _send_event(response, chunk)
@@ -261,16 +297,14 @@ class ModelServer:
             await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
 
-    async def _whole(self, prompt: list[int], params: SamplingParams) -> Output:
-        return merge([piece async for piece in self._timed(prompt, params)])
+    async def _whole(self, stream: AnswerStream) -> Output:
+        return merge([piece async for piece in self._timed(stream)])
 
-    async def _timed(
-        self, prompt: list[int], params: SamplingParams
-    ) -> AsyncGenerator[Output, None]:
+    async def _timed(self, stream: AnswerStream) -> AsyncGenerator[Output, None]:
         """A request's pieces, counted."""
         metrics, before = self._metrics, time.monotonic()
         histogram = metrics.first_token
-        async with contextlib.aclosing(self._running.stream(prompt, params)) as pieces:
+        async with contextlib.aclosing(stream) as pieces:
             async for piece in pieces:
                 now = time.monotonic()
                 histogram.add(now - before)
@@ -281,19 +315,19 @@ class ModelServer:
                 yield piece
 
     async def _merged(
-        self, jobs: Sequence[tuple[list[int], SamplingParams]]
+        self, streams: Sequence[AnswerStream]
     ) -> AsyncGenerator[tuple[int, Output], None]:
-        """The pieces of all jobs as they come, each with its job's index."""
+        """The pieces of all streams as they come, each with its stream's index."""
         pieces: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
 
-        async def follow(index: int, prompt: list[int], params: SamplingParams) -> None:
-            async for piece in self._timed(prompt, params):
+        async def follow(index: int, stream: AnswerStream) -> None:
+            async for piece in self._timed(stream):
                 pieces.put_nowait((index, piece))
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(follow(i, *job)) for i, job in enumerate(jobs)]
+            tasks = [group.create_task(follow(i, stream)) for i, stream in enumerate(streams)]
             try:
-                left = len(jobs)
+                left = len(streams)
                 while left:
                     index, piece = await pieces.get()
                     left -= piece.finish_reason is not None
@@ -349,7 +383,8 @@ async def run_server(settings: ServeSettings) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        EngineError: the model cannot be served or the port is taken.
+        EngineError: the model cannot be served, the port is taken, or the engine failed: whoever
+            supervises this process starts another.
     """
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -376,7 +411,7 @@ async def run_server(settings: ServeSettings) -> None:
         await asyncio.wait({loading, ending}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            await ending
+            await _until_over(server, ending)
     finally:
         log.info("ending")
         is_idle = server.close()
@@ -385,6 +420,13 @@ async def run_server(settings: ServeSettings) -> None:
         # A step or a compilation cannot be interrupted; nothing of it is worth waiting for.
         sys.stderr.flush()
         os._exit(0)
+
+
+async def _until_over(server: ModelServer, ending: "asyncio.Task[Any]") -> None:
+    failing = asyncio.create_task(server.failed())
+    await asyncio.wait({failing, ending}, return_when=asyncio.FIRST_COMPLETED)
+    if failing.done() and not ending.done() and (failure := failing.result()) is not None:
+        raise failure
 
 
 def serve(settings: ServeSettings) -> None:

@@ -26,9 +26,11 @@ class EngineSettings:
     context: int | None = None  # at most the model's own
     cache_tokens: int | None = None  # size of the KV cache; None measures the free memory
     block_size: int = 16
-    chunk_rows: int = 256  # prefill rows of one step: bounds how long the others wait
+    chunk_rows: int = 256  # prefill rows of one step, fewer late in long prompts: bounds the gaps
     has_prefix_cache: bool = True
     is_compiled: bool = False
+    has_graphs: bool = True  # on CUDA: steps in which everyone generates are captured and replayed
+    is_batch_invariant: bool = False  # refuse what computes a row differently beside other rows
     is_checking: bool = False  # poison what nobody may read and audit the cache when idle
 
     def __post_init__(self) -> None:

@@ -13,11 +13,15 @@ from typing import Any
 import torch
 
 from nagara.engine.blocks import BlockPool
-from nagara.engine.config import ModelConfig, RopeConfig
+from nagara.engine.config import ModelConfig
 from nagara.engine.core import Core
+from nagara.engine.graph_shapes import GraphShapes
+from nagara.engine.graphs import GraphMaker
 from nagara.engine.inputs import Capacity, StepInputs
+from nagara.engine.model import StepModel
 from nagara.engine.request import SamplingParams
-from nagara.engine.runner import Runner
+from nagara.engine.rope_config import RopeConfig
+from nagara.engine.runner import Graphing, Runner
 from nagara.engine.scheduler import Limits, Scheduler
 from nagara.engine.sequence import Sequence
 from nagara.engine.streams import Device, SimulatedStream, simulated_device
@@ -52,6 +56,8 @@ class SimulatedModel:
     """
 
     kernel = "simulated"
+    is_graphable = True
+    is_batch_invariant = True
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -117,7 +123,7 @@ class OverlapRun:
 
 
 def build_core(
-    model: SimulatedModel,
+    model: StepModel,
     device: Device,
     depth: int,
     *,
@@ -125,17 +131,29 @@ def build_core(
     blocks: int,
     block_size: int = 16,
     chunk_rows: int = 256,
+    context_weight: float = 0.0,
     context: int = 4096,
+    graphs: GraphMaker | None = None,
     is_checking: bool = False,
     is_caching: bool = True,
 ) -> Core:
-    """A core around a model without weights, for measuring and for tests."""
-    model.make_cache(blocks, block_size)
+    """A core without an engine around it, for measuring and for tests."""
+    model.make_cache(blocks + (graphs is not None), block_size)
     pool = BlockPool(blocks, block_size, is_caching=is_caching)
     rows = slots + chunk_rows
-    scheduler = Scheduler(pool, Limits(slots, rows, chunk_rows))
+    scheduler = Scheduler(pool, Limits(slots, rows, chunk_rows, context_weight))
     capacity = Capacity(rows, slots, pool.blocks_for(context) + 1)
-    runner = Runner(model, device, capacity, is_checking=is_checking)
+    graphing = None
+    if graphs is not None:
+        graphing = Graphing(GraphShapes(slots, capacity.blocks_per_run, blocks), graphs)
+    runner = Runner(
+        model,
+        device,
+        capacity,
+        block_size=block_size,
+        graphing=graphing,
+        is_checking=is_checking,
+    )
     return Core(scheduler, runner, depth, is_checking=is_checking)
 
 

@@ -58,6 +58,16 @@ class Device:
     outward: Stream
     has_pinned_memory: bool = False
 
+    def settle(self) -> None:
+        """Wait for what was started outside the streams: memory made, weights moved."""
+        if self.torch_device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def give_back(self) -> None:
+        """Return memory that was freed to whoever else uses the device."""
+        if self.torch_device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def close(self) -> None:
         for stream in {id(s): s for s in (self.inward, self.compute, self.outward)}.values():
             stream.close()
@@ -161,6 +171,7 @@ class CudaStream:
         self._stream = torch.cuda.Stream(device)
         self._marks: deque[tuple[Any, Any]] = deque()
         self._busy_s = 0.0
+        self._lock = threading.Lock()  # the step thread submits, any thread asks how busy it is
 
     def submit(self, work: Work, after: Sequence[Event] = ()) -> Event:
         begin = torch.cuda.Event(enable_timing=True)
@@ -172,19 +183,21 @@ class CudaStream:
             begin.record(self._stream)
             work()
             end.record(self._stream)
-        self._marks.append((begin, end))
-        if len(self._marks) > 64:
-            self._settle()
+        with self._lock:
+            self._marks.append((begin, end))
+            if len(self._marks) > 64:
+                self._add_up()
         return _CudaEvent(end)
 
-    def _settle(self) -> None:
+    def _add_up(self) -> None:
         while self._marks and self._marks[0][1].query():
             begin, end = self._marks.popleft()
             self._busy_s += begin.elapsed_time(end) / 1e3
 
     def busy_s(self) -> float:
-        self._settle()
-        return self._busy_s
+        with self._lock:
+            self._add_up()
+            return self._busy_s
 
     def close(self) -> None:
         self._stream.synchronize()

@@ -47,7 +47,9 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        # A batch of one: only the batch call releases the GIL
+        encoded = self._tokenizer.encode_batch([text], add_special_tokens=add_special)
+        ids: list[int] = encoded[0].ids
         return ids
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:

@@ -8,12 +8,14 @@ far below a millisecond.
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nagara.image.mounts import MountError
 
+_log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 # The same on all architectures since 5.2.
 _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
@@ -23,6 +25,9 @@ _MOVE_FROM_DESCRIPTOR = 0x4
 _AT_FDCWD = -100
 RDONLY, NOSUID, NODEV = 0x1, 0x2, 0x4  # mount attributes
 _VALUE_LIMIT = 255
+# Said even where it is the default: some kernels are built with other ones.
+_MAKE_NO_MARKS = {"metacopy": "off", "redirect_dir": "off", "index": "off"}
+_FOLLOW_MARKS = {"metacopy": "on", "redirect_dir": "on", "index": "off"}
 
 
 class FileSystem:
@@ -83,6 +88,11 @@ def mount_overlay_on(
 ) -> None:
     """An overlay at `target`; without `upper` it is read-only.
 
+    From Linux 6.16 on, `upper` above a single layer holds whole files and folders only, so that
+    it can be a layer elsewhere. Above several, and before 6.16, data layers are not to be had
+    without overlay's marks for files of which only the metadata was changed and for renamed
+    folders: such an `upper` is a layer above the same stack and nowhere else.
+
     Args:
         lower: read-only layers, the topmost first.
         data: layers that only give bytes to files whose metadata is in `lower`.
@@ -90,18 +100,33 @@ def mount_overlay_on(
     Raises:
         MountError: the kernel refused; says why.
     """
+    layers = [("lowerdir+", layer) for layer in lower] + [("datadir+", layer) for layer in data]
+    if upper is None or work is None:
+        _mount_overlay(_FOLLOW_MARKS, layers, target, NODEV | RDONLY)
+        return
+    layers += [("upperdir", upper), ("workdir", work)]
+    if not data:
+        _mount_overlay(_MAKE_NO_MARKS, layers, target, NODEV)
+        return
+    if len(lower) == 1:  # without marks only the lowest layer may point to the data
+        try:
+            _mount_overlay(_MAKE_NO_MARKS, layers, target, NODEV)
+            return
+        except MountError as error:
+            _log.debug("overlay with marks, since: %s", error)
+    _mount_overlay(_FOLLOW_MARKS, layers, target, NODEV)
+
+
+def _mount_overlay(
+    options: dict[str, str], layers: Sequence[tuple[str, Path]], target: Path, attributes: int
+) -> None:
     with FileSystem("overlay") as overlay:
         overlay.set("source", "nagara")
-        overlay.set("metacopy", "on")
-        overlay.set("redirect_dir", "on")
-        for layer in lower:
-            overlay.set("lowerdir+", layer)
-        for layer in data:
-            overlay.set("datadir+", layer)
-        if upper is not None and work is not None:
-            overlay.set("upperdir", upper)
-            overlay.set("workdir", work)
-        overlay.mount(target, NODEV | (0 if upper is not None else RDONLY))
+        for key, value in options.items():
+            overlay.set(key, value)
+        for key, layer in layers:
+            overlay.set(key, layer)
+        overlay.mount(target, attributes)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from nagara import __version__
 from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec
-from nagara.image.host import HostImage
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.frozen_layers import FrozenLayers
@@ -46,17 +45,13 @@ class NodeSnapshots:
         *,
         catalog: Catalog,
         facts: HostFacts,
-        image: HostImage,
         runtime: ContainerRuntime,
         layers: FrozenLayers,
-        models: Path,
     ) -> None:
         self._catalog = catalog
         self._facts = facts
-        self._image = image
         self._runtime = runtime
         self._layers = layers
-        self._models = models
         self._read_ahead = ReadAhead()
 
     def close(self) -> None:
@@ -69,8 +64,7 @@ class NodeSnapshots:
             "tenant": spec.tenant,
             "app": spec.app,
             "definition": spec.definition,
-            "image": [spec.image, self._image.fingerprint()],
-            "surroundings": self._runtime.surroundings,
+            "image": [spec.image, *self._runtime.trees.fingerprint(spec)],
             "command": spec.command,
             "env": sorted(spec.env),
             "port": spec.port,
@@ -102,9 +96,7 @@ class NodeSnapshots:
         if isinstance(chosen, NoneFits):
             return NoSnapshot("no variant fits: " + "; ".join(chosen.reasons), capture_wanted=True)
         snapshot = by_folder[chosen]
-        weights = [
-            path for m in spec.models for path in (self._models / m.name).glob("*.safetensors")
-        ]
+        weights = self._runtime.trees.weights(spec)
         self._read_ahead.begin([*_largest_last(snapshot), *weights])
         return snapshot
 
@@ -179,7 +171,7 @@ class NodeSnapshots:
             folder.name,
             running.pid,
             upper=folder.upper,
-            binds=self._runtime.binds(spec),
+            binds=self._runtime.trees.binds(spec),
             opened=self._runtime.opened(folder),
             staging=staging,
             work=folder.criu,

@@ -6,7 +6,7 @@ the mean over one refill. Pure: times are given, on a clock that never jumps.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 
 WINDOW_S = 60.0
@@ -38,6 +38,18 @@ class ArrivalMeter:
         self.advance(now_s)
         self._count += count
 
+    def to_document(self, now_s: float) -> dict[str, float]:
+        """As JSON, in ages instead of readings of a clock."""
+        document = asdict(self)
+        del document["started_s"]
+        return {**document, "age_s": now_s - self.started_s}
+
+    @classmethod
+    def from_document(cls, document: dict[str, float], now_s: float) -> "ArrivalMeter":
+        """The inverse. Time in which nobody counted is left out: it says nothing of demand."""
+        values = {name: value for name, value in document.items() if name != "age_s"}
+        return cls(started_s=now_s - document["age_s"], **values)  # type: ignore[arg-type]
+
     def advance(self, now_s: float) -> None:
         """Closes the windows that are over."""
         window = int((now_s - self.started_s) // WINDOW_S)
@@ -67,11 +79,6 @@ class ArrivalMeter:
     def dispersion(self) -> float:
         """Variance over mean of claims per window, at least that of independent arrivals."""
         return max(1.0, self._squares / self._means) if self._means > 0 else 1.0
-
-
-def critical_ratio(shortage_cost: float, holding_cost: float) -> float:
-    """The newsvendor's service level: hold more while a shortage costs more than a spare."""
-    return shortage_cost / (shortage_cost + holding_cost)
 
 
 def reserve(arrivals: float, dispersion: float, service: float) -> float:

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nagara.contract.machine import Offering
-from nagara.pool.buffer import MEAN_HALF_LIFE_S, WINDOW_S, ArrivalMeter, critical_ratio, reserve
+from nagara.pool.buffer import reserve
 from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.machines import Machine
+from nagara.pool.meters import Meters
 from nagara.pool.problem import Demand, Offer, Problem, Rules
 from nagara.pool.states import IN_FLIGHT, MachineState
 
@@ -31,49 +32,6 @@ class Policy:
     spare_machines: int = 1  # beside the buffer, for each type in use
     ramps: tuple[tuple[str, int], ...] = ()
     least_free: int = 0  # slots free at any time, whatever was measured
-
-
-class Meters:
-    """Arrivals of claims and ends of leases, by class."""
-
-    def __init__(self) -> None:
-        self._meters: dict[DemandClass, ArrivalMeter] = {}
-        self._returns: dict[DemandClass, ArrivalMeter] = {}
-        self._held: dict[DemandClass, float] = {}  # mean, following like the returns' own
-
-    def claimed(self, wanted: DemandClass, now_s: float) -> None:
-        """One claim of the class arrived, served or not."""
-        meter = self._meters.get(wanted)
-        if meter is None:
-            meter = self._meters[wanted] = ArrivalMeter(now_s)
-        meter.add(wanted.devices, now_s)
-
-    def returned(self, wanted: DemandClass, now_s: float) -> None:
-        """A lease of the class ended."""
-        meter = self._returns.get(wanted)
-        if meter is None:
-            meter = self._returns[wanted] = ArrivalMeter(now_s)
-        meter.add(wanted.devices, now_s)
-
-    def share_returned(self, wanted: DemandClass, held: float, now_s: float) -> float:
-        """Share of the held devices that is given back per minute, as it has been of late.
-
-        To be asked once a minute: the mean of what is held is taken here.
-        """
-        meter = self._returns.get(wanted)
-        if meter is None:
-            return 0.0
-        meter.advance(now_s)
-        kept = 0.5 ** (WINDOW_S / MEAN_HALF_LIFE_S)
-        mean = self._held.get(wanted, held) * kept + held * (1 - kept)
-        self._held[wanted] = mean
-        return min(1.0, meter.rate() / mean) if mean > 0 else 0.0
-
-    def all(self, now_s: float) -> Iterable[tuple[DemandClass, ArrivalMeter]]:
-        """Every class ever claimed, up to date."""
-        for wanted, meter in self._meters.items():
-            meter.advance(now_s)
-            yield wanted, meter
 
 
 @dataclass(slots=True)
@@ -98,9 +56,9 @@ def make_problem(
     offers = _offers(core, offerings, now_s)
     if not offers:
         return Problem((), ())
-    holding = min(offer.price_h / offer.devices for offer in offers)
+    holding = _holding(offers)
     refill_s = core.leads.refill_s() + PLAN_EVERY_S
-    demands = _demands(core, offers, meters, policy, refill_s, holding, now_s)
+    demands = _demands(core, offers, meters, policy, refill_s, now_s)
     rules = Rules(
         utilisation=policy.utilisation,
         spread=policy.spread,
@@ -153,7 +111,7 @@ def _offer(
         market=offering.market,
         inventory=ready,
         in_flight=coming * core.supply.boot_success(offering.id, now_s),
-        idle=len(core.grants.inventory.idle(offering.id)),
+        idle=sum(not one.is_own for one in core.grants.inventory.idle(offering.id)),
         supply=max(0, supply),
         resources=offering.resources,
     )
@@ -165,10 +123,8 @@ def _demands(
     meters: Meters,
     policy: Policy,
     refill_s: float,
-    holding: float,
     now_s: float,
 ) -> tuple[Demand, ...]:
-    shortage = holding * policy.service / (1 - policy.service)
     joint: dict[tuple[int, frozenset[str]], _Joint] = {}
     for wanted, meter in meters.all(now_s):
         accepted = frozenset(offer.id for offer in offers if wanted.accepts(offer))
@@ -183,16 +139,27 @@ def _demands(
         Demand(
             name=label(one.wanted),
             wanted=one.wanted,
-            quantity=one.held + _buffer(one, policy, shortage, holding),
-            shortage_cost=shortage,
+            quantity=one.held + _buffer(one, policy),
+            shortage_cost=_shortage(policy, [o for o in offers if one.wanted.accepts(o)]),
             needs=core.grants.mean_needs(one.wanted),
         )
         for one in joint.values()
     ]
-    return (*demands, *_spares(offers, policy, shortage))
+    return (*demands, *_spares(offers, policy))
 
 
-def _buffer(one: _Joint, policy: Policy, shortage: float, holding: float) -> float:
+def _holding(offers: Iterable[Offer]) -> float:
+    """What a spare device costs per hour; a machine that is there for nothing is no measure."""
+    prices = [offer.price_h / offer.devices for offer in offers if offer.price_h > 0]
+    return min(prices, default=1.0)
+
+
+def _shortage(policy: Policy, accepted: Iterable[Offer]) -> float:
+    """What a missing device must cost so that holding for the policy's service is the optimum."""
+    return _holding(accepted) * policy.service / (1 - policy.service)
+
+
+def _buffer(one: _Joint, policy: Policy) -> float:
     """The quantile of what one refill period takes, less what it gives back on average.
 
     Where replicas live for hours nothing comes back in time and the whole quantile is held.
@@ -200,23 +167,23 @@ def _buffer(one: _Joint, policy: Policy, shortage: float, holding: float) -> flo
     least = float(policy.least_free)
     if one.arrivals <= 0:
         return least
-    service = critical_ratio(shortage, holding)
-    taken = reserve(one.arrivals, one.spread / one.arrivals, service)
+    taken = reserve(one.arrivals, one.spread / one.arrivals, policy.service)
     safety = taken - one.arrivals
     return max(least, _LEAST_SAFETY * safety, taken - one.returns)
 
 
-def _spares(offers: tuple[Offer, ...], policy: Policy, shortage: float) -> Iterable[Demand]:
+def _spares(offers: tuple[Offer, ...], policy: Policy) -> Iterable[Demand]:
     """A machine that fails takes slots with it: spares are kept beside the buffer."""
     if policy.spare_machines:
         in_use = {offer.type for offer in offers if offer.inventory}
         for type_ in sorted(in_use):
-            devices = max(offer.devices for offer in offers if offer.type == type_)
+            of_type = [offer for offer in offers if offer.type == type_]
+            devices = max(offer.devices for offer in of_type)
             yield Demand(
                 name=f"spare {type_}",
                 wanted=DemandClass(frozenset({type_})),
                 quantity=float(policy.spare_machines * devices),
-                shortage_cost=shortage / 2,
+                shortage_cost=_shortage(policy, of_type) / 2,
             )
 
 

@@ -60,7 +60,7 @@ def save(
     *,
     upper: Path,
     binds: Mapping[Path, Path],
-    opened: OpenedFiles,
+    opened: OpenedFiles | None,
     staging: Path,
     work: Path,
 ) -> Saved:
@@ -68,7 +68,8 @@ def save(
 
     Args:
         binds: folders shown to the replica: path inside → path on the machine.
-        opened: has noted what the replica opened since its start.
+        opened: has noted what the replica opened since its start; None where nothing it sees is
+            the machine's own.
         work: folder for the checkpoint tool's log.
 
     Raises:
@@ -80,8 +81,10 @@ def save(
     try:
         runc.pause(container)
         reach("capture.paused")
-        opened.close()
-        marks = host_files(init_pid, binds, opened.paths())
+        marks: tuple[FileMark, ...] = ()
+        if opened is not None:
+            opened.close()
+            marks = host_files(init_pid, binds, opened.paths())
         reach("capture.listed")
         runc.checkpoint(container, staging / "memory", work)
         reach("capture.memory")

@@ -47,13 +47,22 @@ def load_kernel(*, is_bfloat16: bool) -> ctypes.CDLL:
         raise UnsupportedError(f"the kernel cannot be loaded: {error}", where="kernel") from error
 
 
-def compile_beside_text(*, is_bfloat16: bool) -> Path:
-    """The kernel's file in the installation itself, compiled if it is not there.
+def compile_all() -> Path:
+    """Compile the kernels of both number types ahead of need; the folder they are in.
 
-    There it is found by every user and in containers that show the installation read-only.
-    Raises UnsupportedError, also where this user may not write to the installation.
+    In the installation itself if this user may write there: then every user finds them, also in
+    containers that show the installation read-only. Else where this user's engines look.
+    Raises UnsupportedError.
     """
-    return _find_or_compile([SOURCE.parent / "__pycache__"], is_bfloat16=is_bfloat16)
+    try:
+        return _compile_both([SOURCE.parent / "__pycache__"])
+    except UnsupportedError:
+        return _compile_both(cache_folders())
+
+
+def _compile_both(folders: list[Path]) -> Path:
+    files = [_find_or_compile(folders, is_bfloat16=is_bfloat16) for is_bfloat16 in (True, False)]
+    return files[0].parent
 
 
 def find_or_compile(*, is_bfloat16: bool) -> Path:

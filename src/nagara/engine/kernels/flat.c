@@ -71,7 +71,7 @@ typedef struct {
     int64_t window;  /* 0: none */
     int64_t is_gelu; /* 0: SiLU */
     int64_t cache_layer; /* elements of one layer's keys (or values) in the cache */
-    float eps, norm_offset, embed_scale, unused;
+    float eps, norm_offset, embed_scale, angle_scale;
 } Shape;
 
 typedef struct {
@@ -450,8 +450,8 @@ static void begin_row(const Shape *s, const Step *step, const number *embedding,
     for (int64_t i = 0; i < s->hidden; i += LANES) *(v16 *)(x + i) = load16(from + i) * s->embed_scale;
     for (int64_t i = 0; i < s->dim / 2; i++) {
         float angle = (float)step->positions[row] * step->frequencies[i];
-        angles[i] = cosf(angle);
-        angles[s->dim / 2 + i] = sinf(angle);
+        angles[i] = cosf(angle) * s->angle_scale;
+        angles[s->dim / 2 + i] = sinf(angle) * s->angle_scale;
     }
 }
 

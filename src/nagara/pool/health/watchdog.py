@@ -32,9 +32,19 @@ class Watchdog:
         if seen is not None and count > seen.count:
             seen.count, seen.at_s = count, now_s
 
+    def has_spoken(self, monitor: str) -> bool:
+        """Whether it has told of a round since it is expected to."""
+        seen = self._seen.get(monitor)
+        return seen is not None and seen.count >= 0
+
     def forget(self, monitor: str) -> None:
         """The monitor has ended on purpose."""
         self._seen.pop(monitor, None)
+
+    def slept(self, seconds: float) -> None:
+        """Nothing could run for so long: nobody is to blame for it."""
+        for seen in self._seen.values():
+            seen.at_s += seconds
 
     def stuck(self, now_s: float) -> list[str]:
         """Monitors without progress for too long: what they watch is unknown."""

@@ -1,0 +1,39 @@
+"""Texts are tokenized without keeping the step loop from the interpreter."""
+
+import threading
+
+from nagara.engine.tokenizer import Tokenizer
+
+
+def test_other_threads_go_on_while_a_long_text_is_tokenized(smollm2):
+    """One call of the library, during which this thread makes many turns of Python."""
+    tokenizer = Tokenizer(smollm2)
+    text = "the quick brown fox jumps over the lazy dog " * 20_000
+    at: dict[str, int] = {}
+    turns = 0
+    inner = tokenizer._tokenizer
+
+    class Watched:
+        def encode_batch(self, *args, **kwargs):
+            at["begin"] = turns
+            out = inner.encode_batch(*args, **kwargs)
+            at["end"] = turns
+            return out
+
+    tokenizer._tokenizer = Watched()
+    ids: list[list[int]] = []
+    thread = threading.Thread(target=lambda: ids.append(tokenizer.encode(text)))
+    thread.start()
+    while thread.is_alive():
+        turns += 1
+    assert len(ids[0]) > 100_000
+    # With the lock held throughout it would be at most the turns of one switch interval
+    assert at["end"] - at["begin"] > 100_000
+
+
+def test_a_batch_of_one_gives_the_tokens_of_the_text_alone(tiny):
+    tokenizer = Tokenizer(tiny)
+    for text in ("", "the quick brown fox", "žluťoučký kůň 🐎"):
+        for special in (True, False):
+            expected = tokenizer._tokenizer.encode(text, add_special_tokens=special).ids
+            assert tokenizer.encode(text, add_special=special) == expected
