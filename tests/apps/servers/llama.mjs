@@ -9,7 +9,7 @@ const found = createRequire(path.join(folder, "package.json")).resolve("node-lla
 const { getLlama, LlamaCompletion } = await import(pathToFileURL(found).href);
 const llama = await getLlama({ build: "never", gpu: false, skipDownload: true });
 const model = await llama.loadModel({ modelPath: path.join(folder, "model.gguf") });
-const context = await model.createContext({ contextSize: 512 });
+const context = await model.createContext({ contextSize: 512, threads: 1 });
 const completion = new LlamaCompletion({ contextSequence: context.getSequence() });
 
 async function complete(request) {
