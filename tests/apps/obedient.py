@@ -1,7 +1,8 @@
 """A small HTTP server that runs inside replicas and does what a test tells it.
 
 GET answers `/canary` with the content of `canary`, anything else with `ready`. POST executes the
-body as Python in a namespace that is kept between requests and answers with `answer` as JSON.
+body as Python in a namespace that is kept between requests and answers with `answer` as JSON. PUT
+adds to the list `asked` what came, and whether it had the replica's token; `/deny` is refused.
 Settings come from the environment: see below.
 """
 
@@ -38,6 +39,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._answer(200, json.dumps(kept["answer"]).encode())
         except Exception as error:  # noqa: BLE001 - told to the test
             self._answer(500, f"{type(error).__name__}: {error}".encode())
+
+    def do_PUT(self):
+        with os.fdopen(os.open("/run/nagara/token", os.O_RDONLY)) as file:
+            has_token = self.headers["authorization"] == f"Bearer {file.read()}"
+        body = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
+        kept.setdefault("asked", []).append([self.path, body, has_token])
+        self._answer(403 if self.path == "/deny" else 200, b"")
 
     def _answer(self, status, body):
         self.send_response(status)

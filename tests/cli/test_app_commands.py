@@ -13,8 +13,8 @@ from nagara.cli.logs import news
 from nagara.cli.main import main
 from nagara.control.client import connect
 from nagara.control.control import Control, Ready
-from nagara.pool.slots import Slots
 from nagara.testing.fake_node import FakeNode
+from nagara.testing.pools import a_machine
 
 Command = Callable[..., Result]
 
@@ -34,7 +34,7 @@ def node(state: Path) -> Iterator[FakeNode]:
     async def serve() -> None:
         nodes.append(FakeNode())
         nodes[0].scripts["bad"].always_fails = "boom [1]"
-        control = Control(state, nodes[0], Slots(4))
+        control = Control(state, nodes[0], a_machine(4))
         loop = asyncio.get_running_loop()
         stop.append(lambda: loop.call_soon_threadsafe(control.stop))
 

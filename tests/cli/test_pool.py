@@ -1,14 +1,18 @@
+"""`nagara pool` against a running nagara, and where it needs none."""
+
+import asyncio
 import json
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from nagara.cli.main import main
-from nagara.pool.demandclass import ANY
-from nagara.pool.fairness import Claimant
-from nagara.pool.ledger import SqliteLedger
-from nagara.testing.pools import a_core, an_offering, make_ready
+from nagara.control.control import Control
+from nagara.testing.fake_node import FakeNode
+from nagara.testing.pools import a_machine
 
 
 def nagara(state: Path, *arguments: str) -> Result:
@@ -16,41 +20,78 @@ def nagara(state: Path, *arguments: str) -> Result:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """A pool's record with one ready machine, one lease, a plan."""
-    ledger = SqliteLedger(tmp_path / "pool.db")
-    core = a_core()
-    make_ready(core, an_offering())
-    core.claim(Claimant("app"), ANY, 0.0)
-    ledger.write(core.take_writes())
-    ledger.put_fact("plan", {
-        "launches": [["a", 2]], "releases": [["b", 1]], "shortages": [["any device", 1.5]],
-        "words": ["Launch 2 machines."],
-    })  # fmt: skip
-    ledger.put_fact("figures", {"level": 1, "target": 3.5})
-    ledger.close()
-    return tmp_path
+def state(tmp_path: Path) -> Iterator[Path]:
+    """A running control process with four slots of its own."""
+    is_up = threading.Event()
+    stop: list[Callable[[], None]] = []
+
+    async def serve() -> None:
+        node = FakeNode()
+        control = Control(tmp_path, node, a_machine(4))
+        loop = asyncio.get_running_loop()
+        stop.append(lambda: loop.call_soon_threadsafe(control.stop))
+        await control.run(lambda _: is_up.set())
+        await node.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert is_up.wait(10)
+    yield tmp_path
+    stop[0]()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def own(state: Path) -> str:
+    document = json.loads(nagara(state, "status", "--json").stdout)
+    (machine,) = document["machines"]
+    return str(machine["name"])
 
 
 def test_status_lists_machines_and_figures(state: Path) -> None:
     done = nagara(state, "status")
     assert done.exit_code == 0, done.output
-    assert "n0-0" in done.output
-    assert "1/2 h100" in done.output
+    assert f"{own(state)} " in done.stdout
+    assert "0/4 any" in done.stdout
+    assert "level 4" in done.stderr
     document = json.loads(nagara(state, "status", "--json").stdout)
-    assert document["machines"][0]["leased"] == 1
-    assert document["target"] == 3.5
+    assert document["machines"][0]["state"] == "ready"
+    assert {"level", "target", "claims", "misses", "utilisation", "idle_cost_h"} <= set(document)
 
 
-def test_plan_and_explain_show_the_latest_plan(state: Path) -> None:
-    text = nagara(state, "plan").output
-    assert "launch      2  a" in text
-    assert "release     1  b" in text
-    assert "short" in text
-    assert nagara(state, "explain").output == "Launch 2 machines.\n"
+def test_a_machine_is_drained_resumed_and_diagnosed(state: Path) -> None:
+    name = own(state)
+    assert nagara(state, "drain", name).output == f"{name}: draining\n"
+    assert "drained by hand" in nagara(state, "status").output
+    assert json.loads(nagara(state, "status", "--json").stdout)["level"] == 0
+    assert nagara(state, "drain", name, "--resume").output == f"{name}: ready\n"
+    answer = json.loads(nagara(state, "diagnose", name, "--json").stdout)
+    assert answer == {"machine": name, "state": "diagnosing"}
 
 
-def test_a_pool_file_is_planned_without_a_running_pool(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("drain", "nobody"), "no machine is called 'nobody'"),
+        (("drain", "OWN", "--resume"), "cannot have: resume"),
+        (("diagnose", "OWN", "--kind", "boot"), "kind must be medium or heavy"),
+    ],
+)
+def test_an_order_that_cannot_be_followed_is_refused(
+    state: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    done = nagara(state, *(own(state) if one == "OWN" else one for one in arguments))
+    assert done.exit_code != 0
+    assert said in done.output
+
+
+def test_a_pool_of_one_machine_has_nothing_to_plan(state: Path) -> None:
+    assert "nothing to do" in nagara(state, "plan").output
+    assert "no plan" in nagara(state, "explain").output
+    assert json.loads(nagara(state, "explain", "--json").stdout)["source"] == "none"
+
+
+def test_a_pool_file_is_planned_without_a_running_nagara(tmp_path: Path) -> None:
     file = tmp_path / "pool.toml"
     file.write_text("[provider.here]\nkind = 'local'\nslots = 4\n[[demand]]\nslots = 2\n")
     done = nagara(tmp_path, "plan", "--file", str(file), "--json")
@@ -58,34 +99,16 @@ def test_a_pool_file_is_planned_without_a_running_pool(tmp_path: Path) -> None:
     assert "Launch 1 machine" in nagara(tmp_path, "explain", "--file", str(file)).output
 
 
-def test_a_drain_is_left_as_an_order(state: Path) -> None:
-    assert "drain ordered" in nagara(state, "drain", "n0-0").output
-    ledger = SqliteLedger(state / "pool.db")
-    assert [(one.machine, one.what) for one in ledger.orders()] == [("n0-0", "drain")]
-    ledger.close()
-
-
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("drain", "nobody"), "no machine is called 'nobody'"),
-        (("drain", "n0-0", "--resume"), "it is ready, not draining"),
-    ],
+    "command", [("status",), ("plan",), ("explain",), ("drain", "m"), ("diagnose", "m")]
 )
-def test_an_order_that_cannot_be_followed_is_refused(
-    state: Path, arguments: tuple[str, ...], said: str
+def test_without_a_running_nagara_every_command_says_what_to_do(
+    tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    done = nagara(state, *arguments)
+    done = nagara(tmp_path, *command)
     assert done.exit_code == 1
-    assert said in done.output
-
-
-@pytest.mark.parametrize("command", ["status", "plan", "explain"])
-def test_without_a_pool_every_command_says_what_to_do(tmp_path: Path, command: str) -> None:
-    done = nagara(tmp_path, command)
-    assert done.exit_code == 1
-    assert "there is no pool here yet" in done.output
-    assert "hint:" in done.output
+    assert "nagara is not running here" in done.output
+    assert "nagara up" in done.output
 
 
 def test_a_short_simulation_prints_one_json_object_and_draws(tmp_path: Path) -> None:

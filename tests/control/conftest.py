@@ -12,9 +12,9 @@ import pytest
 from nagara.base.clock import Clock, SystemClock
 from nagara.contract.replica import ModelMount
 from nagara.control.control import Control, Ready
-from nagara.pool.slots import Slots
 from nagara.testing.fake_node import FakeNode
 from nagara.testing.fake_replica import FakeReplica
+from nagara.testing.pools import a_machine
 
 
 def app_text(name: str = "smol", **keys: str) -> str:
@@ -40,7 +40,7 @@ class Stand:
     async def up(self, *texts: str, slots: int = 4, **settings: Any) -> "Stand":
         ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.control = Control(
-            self.folder, self.node, Slots(slots), clock=self.clock,
+            self.folder, self.node, a_machine(slots), clock=self.clock,
             models=lambda name: ModelMount(name, "digest"), **settings,
         )  # fmt: skip
         self._task = asyncio.create_task(self.control.run(ready.set_result))

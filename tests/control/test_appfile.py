@@ -1,13 +1,17 @@
 """App files: what is taken, what is refused and how that is said."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from nagara.contract.replica import ModelMount
+from nagara.contract.replica import ModelMount, SnapshotHooks
 from nagara.control.app_document import from_document, to_document
 from nagara.control.appfile import LATER, parse_apps
 from nagara.control.errors import AppFileError
+from nagara.control.presets import PRESETS
+from nagara.control.refusal import Refusal
+from nagara.control.routing import check_path
 
 SMOL = """
 [app.smol]
@@ -88,6 +92,16 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
         ('timeouts = {start = "0s"}', "app.a.timeouts.start: a duration must be above zero"),
         ("snapshot = 1", "app.a.snapshot: must be true, false or"),
         ("snapshot = {canary = {pth = 1}}", "app.a.snapshot.canary.path: this key is required"),
+        (
+            'snapshot = {before = [{pth = "/x"}]}',
+            "app.a.snapshot.before.0.pth: unknown key; nearest",
+        ),
+        (
+            "snapshot = {before = [{}]}",
+            "app.a.snapshot.before.0: a step has either a path or a com",
+        ),
+        ('snapshot = {preset = "x"}', "app.a.snapshot.preset: input should be 'auto', 'none'"),
+        ('snapshot = {weights = "carried"}', "app.a.snapshot.weights: not supported yet"),
         ('env = {"A=B" = "1"}', "app.a: env: 'A=B' is not a name"),
         ("env = {A = 1}", "app.a.env.A: input should be a valid string"),
         ('ready = "health"', "app.a.ready: a path begins with"),
@@ -99,11 +113,41 @@ def test_a_fault_is_said_with_its_key(keys: str, said: str) -> None:
     assert any(problem.startswith(said) for problem in problems(one(keys))), problems(one(keys))
 
 
-@pytest.mark.parametrize("image", ["venv:.venv", "oci:x", "registry:h/n:1", "dir:/x"])
-def test_other_images_come_later(image: str) -> None:
+@pytest.mark.parametrize(
+    "image",
+    [
+        "dir:/x",
+        "venv:/srv/.venv",
+        "oci:/x:v1",
+        "docker-archive:/x.tar",
+        "registry:h/n:1",
+        "image:x",
+    ],
+)
+def test_images_come_from_many_places(image: str) -> None:
+    (app,) = parse_apps(one("").replace('"host"', f'"{image}"'), "f")
+    assert app.image == image
+
+
+@pytest.mark.parametrize("image", ["venv:.venv", "dir:x", "oci:./x"])
+def test_an_images_path_is_the_machines(image: str) -> None:
     (problem,) = problems(one("").replace('"host"', f'"{image}"'))
-    assert "not supported yet" in problem
-    assert 'the one allowed value is "host"' in problem
+    assert "must begin with a slash" in problem
+
+
+@pytest.mark.parametrize("image", ["layer:/x", "dir:", "registry", "image", "ext4:/x", "host:"])
+def test_an_unknown_kind_of_image_is_refused_with_the_known_ones(image: str) -> None:
+    (problem,) = problems(one("").replace('"host"', f'"{image}"'))
+    assert "unknown image" in problem
+    assert "registry:" in problem
+
+
+def test_another_tree_of_the_same_source_is_another_definition() -> None:
+    (app,) = parse_apps(one("").replace('"host"', '"dir:/x"'), "f")
+    first, second = replace(app, image_index="a.1"), replace(app, image_index="b.1")
+    assert first.definition != second.definition
+    assert first.spec(()).image_index == "a.1"
+    assert from_document(json.loads(json.dumps(to_document(first)))) == first
 
 
 def test_all_faults_of_a_file_are_shown_at_once() -> None:
@@ -165,3 +209,51 @@ def test_a_chosen_canary_must_be_greedy() -> None:
     assert canary('["x"]', keys % ", temperature = 0") == (
         "/v1/completions", {"prompt": "x", "temperature": 0}, True,
     )  # fmt: skip
+
+
+def hooks(command: str, keys: str = "") -> SnapshotHooks:
+    app = parse_apps(one(keys).replace('["x"]', command), "f")[0]
+    assert from_document(json.loads(json.dumps(to_document(app)))) == app
+    return app.hooks
+
+
+VLLM = '["vllm", "serve", "/models/m", "--enable-sleep-mode"]'
+
+
+def test_a_vllm_that_can_sleep_is_put_to_sleep_before_it_is_saved() -> None:
+    found = hooks(VLLM, 'env = {VLLM_SERVER_DEV_MODE = "1"}')
+    assert [step.path for step in found.before] == ["/sleep?level=1"]
+    assert [step.path for step in found.after] == ["/wake_up"]
+    assert hooks(VLLM) == SnapshotHooks(in_python=True)  # its endpoints are not there
+
+
+def test_deep_sleep_reads_the_weights_again_before_the_cache_is_made() -> None:
+    found = hooks(VLLM, 'snapshot = {preset = "vllm-deep"}')
+    assert [step.path for step in found.before] == ["/sleep?level=2"]
+    paths = [(step.path or "").partition("?")[0] for step in found.after]
+    assert paths == ["/wake_up", "/collective_rpc", "/wake_up"]
+
+
+def test_steps_of_the_file_stand_around_those_of_the_preset() -> None:
+    keys = """snapshot = {preset = "sglang", before = [{path = "/drain", body = {now = true}}],
+    after = [{command = ["touch", "/srv/back"]}]}""".replace("\n", "")
+    found = hooks('["x"]', keys)
+    assert [step.path for step in found.before] == ["/drain", "/release_memory_occupation"]
+    assert found.before[0].body == '{"now": true}'
+    assert [step.path for step in found.after] == ["/resume_memory_occupation", None]
+    assert found.after[1].command == ("touch", "/srv/back")
+
+
+def test_other_servers_are_asked_nothing_and_hooks_belong_to_the_definition() -> None:
+    assert hooks('["x"]') == SnapshotHooks()
+    plain, python = (
+        parse_apps(one(keys), "f")[0].definition for keys in ("", 'snapshot = {preset = "python"}')
+    )
+    assert plain != python
+
+
+@pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"none"}))
+def test_no_client_reaches_the_paths_of_a_preset(preset: str) -> None:
+    for step in (*PRESETS[preset].before, *PRESETS[preset].after):
+        with pytest.raises(Refusal, match="control path"):
+            check_path(step.path or "")

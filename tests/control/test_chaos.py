@@ -95,8 +95,12 @@ async def test_failures_are_honest_and_nothing_leaks(
     for name in ("one", "two"):
         await stand.admin("POST", f"/api/apps/{name}/fold")
     assert stand.node.live == {}
-    slots = stand.control._slots
-    await until(lambda: slots.free == 3)
+
+    async def is_all_free() -> bool:
+        pool = await stand.admin("GET", "/api/pool")
+        return pool["level"] == 3 and pool["leased"] == 0
+
+    await until(is_all_free)
     for name in ("one", "two"):
         stand.node.scripts[name].failures = []
         await stand.deploy(text(name))  # forgets the failures, and the pause after them

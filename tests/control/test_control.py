@@ -14,8 +14,8 @@ from nagara.control.client import connect
 from nagara.control.control import Control, Ready
 from nagara.control.errors import AppFileError, ControlError, NotRunningError
 from nagara.control.migrations import MIGRATIONS
-from nagara.pool.slots import Slots
 from nagara.testing.fake_node import FakeNode
+from nagara.testing.pools import a_machine
 
 
 def never(ready: Ready) -> None:
@@ -68,7 +68,7 @@ async def test_deployed_apps_survive_a_restart(stand: Any, text: Any) -> None:
 async def test_a_port_in_use_is_said(stand: Any, node: FakeNode, tmp_path: Path) -> None:
     await stand.up()
     port = int(stand.url.rpartition(":")[2])
-    second = Control(tmp_path / "other", node, Slots(1), port=port)
+    second = Control(tmp_path / "other", node, a_machine(1), port=port)
     with pytest.raises(ControlError, match="cannot listen") as caught:
         await second.run(never)
     assert caught.value.where == f"127.0.0.1:{port}"
@@ -76,16 +76,16 @@ async def test_a_port_in_use_is_said(stand: Any, node: FakeNode, tmp_path: Path)
 
 async def test_a_wrong_first_app_file_is_said(node: FakeNode, tmp_path: Path) -> None:
     with pytest.raises(AppFileError, match=r"app\.a\.image: this key is required"):
-        await Control(tmp_path, node, Slots(1)).run(never, app_file=("[app.a]\n", "f.toml"))
+        await Control(tmp_path, node, a_machine(1)).run(never, app_file=("[app.a]\n", "f.toml"))
     text = '[app.a]\nimage = "host"\ncommand = ["x"]\nmodels = ["m"]\n'
     with pytest.raises(UsageError, match="there is no model 'm'"):
-        await Control(tmp_path, node, Slots(1)).run(never, app_file=(text, "f.toml"))
+        await Control(tmp_path, node, a_machine(1)).run(never, app_file=(text, "f.toml"))
 
 
 async def test_an_unreachable_node_is_said(node: FakeNode, tmp_path: Path) -> None:
     node.is_reachable = False
     with pytest.raises(NodeUnavailableError):
-        await Control(tmp_path, node, Slots(1)).run(never)
+        await Control(tmp_path, node, a_machine(1)).run(never)
 
 
 async def test_a_state_of_a_newer_version_is_left_alone(node: FakeNode, tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ async def test_a_state_of_a_newer_version_is_left_alone(node: FakeNode, tmp_path
     connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     connection.close()
     with pytest.raises(ControlError, match="this nagara knows"):
-        await Control(tmp_path, node, Slots(1)).run(never)
+        await Control(tmp_path, node, a_machine(1)).run(never)
 
 
 def test_an_unknown_way_of_authentication_is_refused(node: FakeNode, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="auth must be"):
-        Control(tmp_path, node, Slots(1), auth="no")
+        Control(tmp_path, node, a_machine(1), auth="no")

@@ -10,6 +10,7 @@ from nagara.control.appfile import _TABLES, parse_apps
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "apps.md").read_text()
+POOL_PAGE = (ROOT / "docs" / "pool.md").read_text()
 
 
 def test_the_examples_can_be_deployed() -> None:
@@ -34,11 +35,11 @@ def test_every_key_is_documented() -> None:
 
 def test_every_route_of_the_api_is_documented() -> None:
     none: object = None
-    api = Api(none, none, none, none)  # type: ignore[arg-type]
+    api = Api(none, none, none, none, none)  # type: ignore[arg-type]
     for _, pattern, _ in api._routes:
         path = re.sub(r"\(\?P<(\w+)>[^)]*\)", lambda match: match[1].upper(), pattern.pattern)
-        path = path.replace("/NAME", "/APP")
-        assert path in PAGE, path
+        path = path.replace("machines/NAME", "machines/MACHINE").replace("/NAME", "/APP")
+        assert path in PAGE + POOL_PAGE, path
 
 
 def test_every_refusal_is_documented() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from nagara.control.control import Control
 from nagara.control.errors import StateBusyError
-from nagara.pool.slots import Slots
 from nagara.testing.fake_node import FakeNode
+from nagara.testing.pools import a_machine
 
 
 async def test_two_hundred_times_from_zero_no_request_is_lost(stand: Any, text: Any) -> None:
@@ -373,7 +373,7 @@ async def test_epochs_rise_over_restarts(stand: Any, text: Any) -> None:
 
 async def test_two_control_processes_on_one_folder_are_refused(stand: Any) -> None:
     await stand.up()
-    second = Control(stand.folder, stand.node, Slots(1))
+    second = Control(stand.folder, stand.node, a_machine(1))
     with pytest.raises(StateBusyError, match="another control process"):
         await second.run(lambda ready: None)
     assert (await stand.get("/healthz"))[0] == 200

@@ -4,64 +4,17 @@ The model here has no weights: each token depends on its position and on what th
 blocks hold, so a row that reads a wrong block, a stale token or an early buffer changes the answer.
 """
 
-import random
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from core_cases import alone, new_core, params, prompt_of, run
 
 from nagara.engine.chunks import LEAST_ROWS
 from nagara.engine.errors import ContextLengthError, EngineError
-from nagara.engine.request import FinishReason, SamplingParams
-from nagara.engine.simulated import SimulatedModel, build_core, make_sequence, simulated_config
+from nagara.engine.request import FinishReason
+from nagara.engine.simulated import make_sequence
 from nagara.engine.streams import Device, ScriptedDevice, WorkerStream, inline_device
-
-VOCAB = 211
-
-
-def params(new, **more):
-    return SamplingParams(**{"max_tokens": new, "temperature": 0, **more})
-
-
-def new_core(depth, device=None, **more):
-    options = {
-        "slots": 4,
-        "blocks": 64,
-        "block_size": 4,
-        "chunk_rows": 8,
-        "context": 256,
-        "is_checking": True,
-    }
-    model = SimulatedModel(simulated_config(VOCAB))
-    core = build_core(model, device or inline_device(), depth, **{**options, **more})
-    core.model = model
-    return core
-
-
-def alone(prompt, new, ends=frozenset(), **more):
-    """What a request gets on an engine of its own, one step at a time: the oracle."""
-    core = new_core(0, blocks=256, is_caching=False)
-    sequence = make_sequence(0, prompt, params(new, **more), ends)
-    core.scheduler.add(sequence)
-    while core.has_work:
-        core.step()
-    return sequence.outputs
-
-
-def run(core, limit=5000):
-    for _ in range(limit):
-        if not core.has_work:
-            break
-        core.step()
-    assert not core.has_work, "the loop does not come to an end"
-    core.scheduler.audit()
-    assert core.scheduler.pool.held == 0
-
-
-def prompt_of(length, seed=0):
-    draw = random.Random(seed)
-    return [draw.randrange(VOCAB) for _ in range(length)]
 
 
 @pytest.fixture(params=["inline", "scripted", "worker"])
@@ -97,8 +50,8 @@ def test_many_requests_through_few_slots_equal_the_oracle(depth, device):
 
 
 def test_long_chunked_prompts_beside_many_requests_equal_the_oracle(depth, device):
-    core = new_core(depth, device, slots=16, blocks=400, context=512)
-    lengths = [200, 3, 90, 1, 170, 4] * 4
+    core = new_core(depth, device, slots=64, blocks=4000, context=512)
+    lengths = [200, 3, 90, 1, 170, 4] * 16
     sequences = [make_sequence(i, prompt_of(n, i), params(40)) for i, n in enumerate(lengths)]
     for sequence in sequences:
         core.scheduler.add(sequence)
@@ -208,6 +161,27 @@ def test_a_longer_prompt_shares_the_answer_of_a_shorter_one(depth):
     assert second.outputs == alone(longer, 5)
 
 
+def test_a_sequence_runs_ahead_of_its_commits_by_at_most_the_depth(depth):
+    core = new_core(depth, ScriptedDevice().device)
+    for i in range(4):
+        core.scheduler.add(make_sequence(i, prompt_of(3 + 9 * i, i), params(20)))
+    while core.has_work:
+        core.step()
+        assert len(core._in_flight) <= depth
+        assert all(s.outputs_planned - s.outputs_known <= depth for s in core.scheduler.running)
+
+
+def test_a_token_left_in_a_slot_by_its_last_owner_is_noticed(depth):
+    core = new_core(depth, slots=1)
+    core.scheduler.add(make_sequence(0, [1, 2], params(3)))
+    run(core)
+    core.scheduler.add(make_sequence(1, [1, 2], params(3)))
+    plan = core.scheduler.plan()
+    wrong = plan.runs[0]._replace(carries=True)  # as if its token were on the device already
+    with pytest.raises(EngineError, match="before it was drawn"):
+        core._runner.read(core._runner.launch(replace(plan, runs=(wrong,))))
+
+
 def test_preempted_requests_compute_the_same_tokens_again(depth, device):
     core = new_core(depth, device, blocks=14)
     sequences = [make_sequence(i, prompt_of(7 + i, i), params(25)) for i in range(4)]
@@ -219,14 +193,17 @@ def test_preempted_requests_compute_the_same_tokens_again(depth, device):
         assert sequence.outputs == alone(prompt_of(7 + i, i), 25)
 
 
-def test_a_preempted_request_finds_its_prefix_again(depth):
-    core = new_core(depth, blocks=12, slots=2)
-    sequences = [make_sequence(i, prompt_of(16, i), params(20)) for i in range(2)]
-    for sequence in sequences:
-        core.scheduler.add(sequence)
-    run(core)
-    assert core.scheduler.preemptions > 0
-    assert [s.outputs for s in sequences] == [alone(prompt_of(16, i), 20) for i in range(2)]
+def test_what_a_preempted_request_had_computed_is_found_again(depth):
+    core = new_core(depth)
+    sequence = make_sequence(0, prompt_of(16), params(20))
+    core.scheduler.add(sequence)
+    while sequence.outputs_known < 10:
+        core.step()
+    core.scheduler._preempt(sequence)
+    before = sum(core.model.rows_seen)
+    while sequence.outputs_known < 12:
+        core.step()
+    assert sum(core.model.rows_seen) - before < 16, "it computed its prompt again"
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -303,20 +280,19 @@ def test_a_request_larger_than_the_pool_is_refused(depth):
 
 
 def test_host_buffers_are_copied_before_the_host_writes_them_again(depth):
-    """The transfer is held: what the host writes afterwards must not be what arrives."""
+    """All transfers are held as long as can be: what is written later must not be what arrives."""
     device = ScriptedDevice()
     core = new_core(depth, device.device)
-    core.scheduler.add(make_sequence(0, prompt_of(3), params(3)))
-    plan = core.scheduler.plan()
-    launched = core._runner.launch(plan)
-    assert device.inward.held
-    other = core._runner._sets[1]
-    assert launched.buffers is not other
-    other.rows.fill_(7)  # the other set is free, this one is not
-    assert launched.buffers.in_use is launched.out
-    assert not launched.out.is_done()
-    results = core._runner.read(launched)
-    assert results.tokens == alone(prompt_of(3), 1)
+    sequence = make_sequence(0, prompt_of(40), params(3))
+    core.scheduler.add(sequence)
+    plans = [core.scheduler.plan() for _ in range(3)]  # of 8 rows each; two sets of buffers
+    launched = [core._runner.launch(plan) for plan in plans]
+    assert not launched[2].out.is_done()
+    assert launched[0].out.is_done(), "its set was filled again before its reader had ended"
+    for plan, step in zip(plans, launched, strict=True):
+        core.scheduler.commit(plan, core._runner.read(step).tokens)
+    run(core)
+    assert sequence.outputs == alone(prompt_of(40), 3)
 
 
 def test_device_buffers_do_not_alias_host_buffers(depth):
@@ -378,13 +354,14 @@ def test_a_request_that_needs_the_host_makes_only_its_own_rows_wait(depth):
     core = new_core(depth)
     core.scheduler.add(plain)
     core.scheduler.add(own)
+    while plain.finish_reason is None:
+        core.step()
+    assert core.times.steps <= 12 + 2 * depth, "the batch has waited for one request"
     run(core)
     assert plain.outputs == alone(prompt_of(4), 12)
     assert own.outputs == alone(prompt_of(4, 5), 12, logits_processors=(bans_last,))
     first = saw[: len(own.outputs)]
     assert first == [tuple(own.tokens[: 4 + i]) for i in range(12)]
-    steps = core.times.steps
-    assert steps <= (12 if depth == 0 else 26)
 
 
 @pytest.mark.parametrize(
@@ -421,73 +398,6 @@ def test_penalties_survive_a_preemption(depth):
         assert sequence.outputs == alone(prompt_of(7, i), 25, **more)
 
 
-REQUEST = st.tuples(
-    st.integers(1, 22),  # prompt
-    st.integers(1, 14),  # new tokens
-    st.integers(0, 3),  # prompts that begin alike
-    st.sampled_from([0.0, 1.0]),
-    st.booleans(),  # an end token somewhere
-)
-ACTION = st.one_of(
-    st.tuples(st.just("submit"), REQUEST),
-    st.tuples(st.just("cancel"), st.integers(0, 20)),
-    st.tuples(st.just("preempt"), st.integers(0, 3)),
-    st.tuples(st.just("step"), st.integers(1, 3)),
-    st.tuples(st.just("device"), st.integers(0, 2)),
-)
-
-
-def play(depth, actions, blocks):
-    """Run a schedule on a scripted device; returns the sequences."""
-    device = ScriptedDevice()
-    core = new_core(depth, device.device, blocks=blocks)
-    sequences = []
-    for action, value in actions:
-        if action == "submit":
-            length, new, family, temperature, has_end = value
-            length = min(length, blocks * 4 - new)
-            if length < 1:
-                continue
-            prompt = prompt_of(30, family)[:length]
-            ends = frozenset(range(0, VOCAB, 9)) if has_end else frozenset()
-            wanted = params(new, temperature=temperature, seed=family)
-            sequences.append(make_sequence(len(sequences), prompt, wanted, ends))
-            core.scheduler.add(sequences[-1])
-        elif action == "cancel" and sequences:
-            core.scheduler.end(sequences[value % len(sequences)], FinishReason.CANCELLED)
-        elif action == "preempt" and core.scheduler.running:
-            running = core.scheduler.running
-            core.scheduler._preempt(running[value % len(running)])
-        elif action == "step":
-            for _ in range(value):
-                core.step()
-        elif action == "device":
-            stream = (device.inward, device.compute, device.outward)[value]
-            stream.run_next()
-    run(core)
-    return sequences
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(ACTION, max_size=40), st.sampled_from([6, 9, 40]))
-def test_any_schedule_gives_each_request_the_tokens_it_gets_alone(actions, blocks):
-    for depth in (0, 1):
-        for sequence in play(depth, actions, blocks):
-            p = sequence.params
-            expected = alone(
-                sequence.tokens[: sequence.prompt_length],
-                p.max_tokens,
-                sequence.end_ids,
-                temperature=p.temperature,
-                seed=p.seed,
-            )
-            assert sequence.finish_reason is not None
-            if sequence.finish_reason is FinishReason.CANCELLED:
-                assert sequence.outputs == expected[: len(sequence.outputs)]
-            else:
-                assert sequence.outputs == expected
-
-
 def test_blocks_and_slot_are_released_by_the_commit_of_the_last_step_that_uses_them():
     core = new_core(1, ScriptedDevice().device, slots=1)
     sequence = make_sequence(0, prompt_of(5), params(10))
@@ -501,8 +411,12 @@ def test_blocks_and_slot_are_released_by_the_commit_of_the_last_step_that_uses_t
     assert core.has_work
     later = make_sequence(1, prompt_of(5, 2), params(2))
     core.scheduler.add(later)
+    assert core.scheduler._free_slots == [], "the step in flight still writes to the slot"
+    core.step()  # commits that step
+    assert core.scheduler._free_slots == [0]
+    assert core.scheduler.pool.held == 0
     core.step()
-    assert core.scheduler.pool.held == 0 or later.slot == 0
+    assert later.slot == 0
     run(core)
     assert later.outputs == alone(prompt_of(5, 2), 2)
 

@@ -16,7 +16,8 @@ from nagara.image.content_writer import ContentWriter
 from nagara.image.errors import BadIndexError, ImageError
 from nagara.image.folder_import import import_folder
 from nagara.image.images import add_image, find_image, remove_image
-from nagara.image.mounts import mount_points
+from nagara.image.lazy_layer import READ_AHEAD_KIB
+from nagara.image.mounts import device_of, mount_points
 from nagara.image.prefetch import boot_id
 from nagara.image.tree import Node, new_folder
 from nagara.store.collecting import collect_local
@@ -38,6 +39,8 @@ def source(tmp_path: Path) -> Path:
     (folder / "bin").mkdir(parents=True)
     (folder / "bin/true").write_bytes(Path("/bin/true").read_bytes())
     (folder / "bin/true").chmod(0o755)
+    (folder / "folder").mkdir()
+    (folder / "folder/in it").write_bytes(noise(70_000, 3))
     (folder / "small").write_bytes(b"inline")
     (folder / "empty").touch()
     (folder / "medium").write_bytes(noise(300_000))
@@ -238,6 +241,13 @@ def test_a_writable_mount_leaves_the_image_alone_and_its_upper_is_an_image_again
     (target / "bin").mkdir()
     (target / "bin/new").write_bytes(noise(9000, 5))
     (target / "fifo").unlink()
+    # What overlay would write down as a mark, if it could.
+    (target / "empty").chmod(0o600)
+    (target / "hard").chmod(0o640)
+    os.chown(target / "large", 77, 88)
+    os.setxattr(target / "hard", "user.note", b"new")
+    subprocess.run(["mv", str(target / "folder"), str(target / "moved")], check=True)
+    (target / "moved/in it").rename(target / "moved/renamed")
     expected = listing(target)
     subprocess.run(["umount", str(target)], check=True)
     with ContentWriter(machine.store()) as writer:
@@ -334,8 +344,12 @@ def test_paths_with_colons_commas_and_great_length_are_mounted(
     machine = make_machine("a:b,c d\\e" + "/long" * 60)
     machine.add(source)
     target = tmp_path / "mnt" / "m:n,o"
-    show(machine, target)
+    mounted = show(machine, target, prefer_lazy=True)
     assert listing(target) == listing(source)
+    device = device_of(mounted.data_layers[0])
+    assert device is not None
+    read_ahead = Path(f"/sys/class/bdi/{device[0]}:{device[1]}/read_ahead_kb")
+    assert read_ahead.read_text().strip() == str(READ_AHEAD_KIB)
     subprocess.run(["umount", str(target)], check=True)
 
 
@@ -361,6 +375,34 @@ def test_an_index_from_outside_is_read_before_the_kernel_reads_it(
 
 
 @pytest.mark.parametrize("method", ["tree", "checkout"])
+def test_the_fallbacks_show_layers_too(
+    make_machine: MachineMaker, source: Path, tmp_path: Path, method: str
+) -> None:
+    machine = make_machine(method=method)
+    machine.add(source)
+    upper = tmp_path / "upper"
+    (upper / "folder").mkdir(parents=True)
+    os.setxattr(upper / "folder", "trusted.overlay.opaque", b"y")
+    os.mknod(upper / "medium", 0o020000, os.makedev(0, 0))
+    (upper / "new").write_bytes(noise(9000, 5))
+    with ContentWriter(machine.store()) as writer:
+        tree = import_folder(upper, writer, is_layer=True)
+    layer = add_image(machine.store(), "layer", tree, "layer:", is_layer=True).image
+    target = tmp_path / "mnt"
+    target.mkdir()
+    below = machine.mounts.mount("default", find_image(machine.store(), "image"), str(target))
+    above = machine.mounts.mount("default", layer, str(target) + "+")
+    machine.mounts.mount_at(below, target, above=[above])
+    assert not (target / "medium").exists()
+    assert list((target / "folder").iterdir()) == []
+    assert (target / "new").read_bytes() == noise(9000, 5)
+    assert (target / "large").read_bytes() == (source / "large").read_bytes()
+    subprocess.run(["umount", str(target)], check=True)
+    machine.mounts.release(str(target))
+    machine.mounts.release(str(target) + "+")
+
+
+@pytest.mark.parametrize("method", ["tree", "checkout"])
 def test_the_fallbacks_show_the_same_tree(
     make_machine: MachineMaker, source: Path, tmp_path: Path, far: Origin, method: str
 ) -> None:
@@ -370,16 +412,12 @@ def test_the_fallbacks_show_the_same_tree(
     for folder in (target, upper, work):
         folder.mkdir()
     image = find_image(machine.store(), "image")
-    os.removexattr(source / "medium", "trusted.overlay.opaque")  # our overlay would obey it
     mounted = machine.mounts.mount("default", image, str(target))
     machine.mounts.mount_at(mounted, target, upper=upper, work=work)
     shown, expected = listing(target), listing(source)
     for listed in (shown, expected):
         listed.pop(b"")  # the writable layer's own folder
-    assert {path: facts[:9] for path, facts in shown.items()} == {
-        path: facts[:9] for path, facts in expected.items()
-    }
-    assert [facts[10] for facts in shown.values()] == [facts[10] for facts in expected.values()]
+    assert shown == expected
     (target / "small").write_bytes(b"changed")
     subprocess.run(["umount", str(target)], check=True)
     machine.mounts.release(str(target))

@@ -1,9 +1,12 @@
 """Mounting trees, with paths that break naive option strings."""
 
+import os
+
 import pytest
 
 from nagara.image.mounts import (
     MountError,
+    device_of,
     mount_overlay,
     mount_points,
     unmount_if_mounted,
@@ -11,7 +14,8 @@ from nagara.image.mounts import (
 )
 
 pytestmark = pytest.mark.root
-NAMES = ("plain", "a,b", "a:b", "a\\b", "a b", "a,upperdir=b", "tab\tand\nline", "üñ", "#x", "\\:")
+NAMES = ("plain", "a,b", "a:b", "a\\b", "a b", "a,upperdir=b", "tab\tand\nline", "üñ", "#x", "\\:",
+         "line\u2028end\x0b\x85", os.fsdecode(b"\xff"))  # fmt: skip
 
 
 def overlay(folder, lower_count=1):
@@ -40,6 +44,8 @@ def test_any_path_can_be_a_layer(mounts, name):
 def test_any_path_is_found_and_unmounted(mounts, name):
     root = overlay(mounts / name)
     assert [point.target for point in mount_points(mounts / name)] == [root]
+    device = root.stat().st_dev
+    assert device_of(root) == (os.major(device), os.minor(device))
     assert unmount_tree(mounts / name) == 1
     assert list(root.iterdir()) == []
 

@@ -1,6 +1,4 @@
 import base64
-import gzip
-import hashlib
 import io
 import json
 import os
@@ -21,66 +19,21 @@ import pytest
 from nagara.base.errors import UsageError
 from nagara.image.errors import BadArchiveError, ImageError, SourceError
 from nagara.image.images import load_tree
+from nagara.image.models import ModelError
 from nagara.image.registry import Credentials, parse_reference
 from nagara.image.sources import RegistryAccess, import_image, parse_source
 from nagara.image.tree import walk
 from nagara.store.store import Store
-
-CONFIG = {"architecture": "amd64", "os": "linux", "config": {"Env": ["A=b"], "Cmd": ["run"]}}
-LAYER_KIND = "application/vnd.oci.image.layer.v1.tar+gzip"
-MANIFEST_KIND = "application/vnd.oci.image.manifest.v1+json"
-
-
-def tar_of(**files: bytes) -> bytes:
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name.replace("__", "/"))
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return raw.getvalue()
-
-
-LAYERS = [tar_of(etc__os=b"below", gone=b"x"), tar_of(**{".wh.gone": b"", "etc__new": b"above"})]
-
-
-def digest(raw: bytes) -> str:
-    return "sha256:" + hashlib.sha256(raw).hexdigest()
-
-
-def blobs_of(layers: list[bytes]) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Digest → blob, and the manifest's descriptor."""
-    packed = [gzip.compress(raw, mtime=0) for raw in layers]
-    config = json.dumps(
-        {**CONFIG, "rootfs": {"type": "layers", "diff_ids": [digest(raw) for raw in layers]}}
-    ).encode()
-    manifest = json.dumps(
-        {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_KIND,
-            "config": {
-                "mediaType": "application/vnd.oci.image.config.v1+json",
-                "digest": digest(config), "size": len(config),
-            },
-            "layers": [
-                {"mediaType": LAYER_KIND, "digest": digest(raw), "size": len(raw)} for raw in packed
-            ],
-        }
-    ).encode()  # fmt: skip
-    blobs = {digest(raw): raw for raw in (*packed, config, manifest)}
-    described = {"mediaType": MANIFEST_KIND, "digest": digest(manifest), "size": len(manifest)}
-    return blobs, described
-
-
-def write_layout(folder: Path, layers: list[bytes] = LAYERS) -> Path:
-    blobs, manifest = blobs_of(layers)
-    (folder / "blobs/sha256").mkdir(parents=True)
-    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-    manifest["annotations"] = {"org.opencontainers.image.ref.name": "v1"}
-    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
-    for name, raw in blobs.items():
-        (folder / "blobs" / name.replace(":", "/")).write_bytes(raw)
-    return folder
+from nagara.testing.image_layouts import (
+    CONFIG,
+    EXPECTED,
+    LAYERS,
+    MANIFEST_KIND,
+    blobs_of,
+    digest,
+    write_layout,
+)
+from nagara.testing.objects import noise
 
 
 def contents(store: Store, text: str, access: RegistryAccess | None = None) -> dict[str, Any]:
@@ -88,9 +41,6 @@ def contents(store: Store, text: str, access: RegistryAccess | None = None) -> d
     assert dict(added.image.config or {}) == {"Env": ["A=b"], "Cmd": ["run"]}
     tree = load_tree(store, added.image)
     return {path.decode(): node.inline for path, node in walk(tree) if not node.is_folder}
-
-
-EXPECTED = {"etc/os": b"below", "etc/new": b"above"}
 
 
 def test_an_oci_layout(store: Store, tmp_path: Path) -> None:
@@ -158,16 +108,9 @@ def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[s
         port = probe.getsockname()[1]
     auth = ""
     if request.param == "login":
-        # Of `user` and `secret`, made with bcrypt.
-        line = "user:$2y$05$/OK.fbVrR/bpIqNJ5ianF.CE5elHaaO4EbggVDjb8P19RukzXSM3e"
-        htpasswd = (
-            subprocess.run(
-                ["htpasswd", "-Bbn", "user", "secret"], capture_output=True, text=True
-            ).stdout
-            if shutil.which("htpasswd")
-            else line
-        )
-        (tmp_path / "htpasswd").write_text(htpasswd)
+        # What `htpasswd -Bbn user secret` printed.
+        line = "user:$2y$05$Ycb8J79wHN/gAdXFOfVkceUxbWmm2/CrfqjBJkxYPy6xlgG2Bd7aa\n"
+        (tmp_path / "htpasswd").write_text(line)
         auth = f"auth:\n  htpasswd:\n    realm: r\n    path: {tmp_path}/htpasswd\n"
     (tmp_path / "config.yml").write_text(
         f"version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n"
@@ -221,13 +164,7 @@ def publish(host: str, user: str | None) -> None:
 def test_a_registry(store: Store, registry: tuple[str, str]) -> None:
     host, kind = registry
     is_login = kind == "login"
-    try:
-        publish(host, "user:secret" if is_login else None)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if is_login and error.code == 401:
-            pytest.skip("needs htpasswd (apt-get install apache2-utils)")
-        raise
+    publish(host, "user:secret" if is_login else None)
     access = RegistryAccess(credentials=Credentials("user", "secret") if is_login else None)
     assert contents(store, f"registry:{host}/team/app:v1", access) == EXPECTED
     mirrored = RegistryAccess(mirrors=(host,), credentials=access.credentials)
@@ -291,3 +228,29 @@ def test_a_virtual_environment_brings_its_interpreter(store: Store, tmp_path: Pa
     assert any(path.endswith(b"/libc.so.6") for path in found)
     with pytest.raises(SourceError):
         import_image(store, f"venv:{tmp_path}", "image")
+
+
+def test_a_model_folder_of_a_download_cache_is_the_same_image_everywhere(
+    store: Store, tmp_path: Path
+) -> None:
+    blobs, snapshot = tmp_path / "hub/blobs", tmp_path / "hub/snapshots/abc"
+    plain = tmp_path / "plain"
+    for folder in (blobs, snapshot / "onnx", plain / "onnx", snapshot / ".git/hooks"):
+        folder.mkdir(parents=True)
+    (snapshot / ".git/config").write_text("not the model's")
+    for name, content in [("config.json", b"{}"), ("onnx/model.bin", noise(70_000))]:
+        (blobs / name.replace("/", "-")).write_bytes(content)
+        (snapshot / name).symlink_to(blobs / name.replace("/", "-"))
+        (plain / name).write_bytes(content)
+        (plain / name).chmod(0o600)
+    images = [
+        import_image(store, f"model:{folder}", folder.name)[0].image for folder in (snapshot, plain)
+    ]
+    assert images[0].fingerprint == images[1].fingerprint
+    tree = load_tree(store, images[0])
+    assert [path for path, _ in walk(tree)] == [b"", b"config.json", b"onnx", b"onnx/model.bin"]
+    (snapshot / "gone").symlink_to(blobs / "nothing")
+    with pytest.raises(ModelError, match="link to nothing"):
+        import_image(store, f"model:{snapshot}", "x")
+    with pytest.raises(SourceError, match="no files"):
+        import_image(store, f"model:{snapshot / '.git/hooks'}", "x")

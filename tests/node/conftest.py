@@ -126,12 +126,13 @@ class Yard:
     def leftovers(self) -> list[str]:
         """What is still on the machine of this state folder, or of replicas named here.
 
-        While the node is open its frozen layers are not counted.
+        While the node is open its frozen layers and the mounts of its images are not counted.
         """
         owned = owned_by(self.state)
         if self._node:
-            layers = str(self.state.resolve() / "node/layers")
-            owned = [o for o in owned if o.kind != "layer folder" and not o.name.startswith(layers)]
+            own = tuple(str(self.state.resolve() / part) for part in ("node/layers", "files"))
+            kinds = ("layer folder", "file daemon")
+            owned = [o for o in owned if o.kind not in kinds and not o.name.startswith(own)]
         found = [f"{thing.kind} {thing.name}" for thing in owned]
         found += [f"control group {path}" for path in self._groups() if path.is_dir()]
         named = processes_naming(self.prefix)

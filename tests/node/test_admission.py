@@ -60,7 +60,9 @@ def test_no_accepted_name_leads_out_of_a_folder(name):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"image": "oci:debian"}, "unknown image"),
+        ({"image": "ext4:debian"}, "unknown image"),
+        ({"image": "oci:debian"}, "index is not named"),
+        ({"image": "oci:debian", "image_index": "../x"}, "index is not named"),
         ({"command": ()}, "command is empty"),
         ({"port": 0}, "not a port"),
         ({"port": 65536}, "not a port"),

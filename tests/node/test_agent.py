@@ -98,7 +98,7 @@ async def test_errors_keep_their_kind_and_words(remote):
     with pytest.raises(StartFailedError, match="exit code 4"):
         await remote.start(remote.spec(command=("sh", "-c", "exit 4")))
     with pytest.raises(NodeError, match="unknown image"):
-        await remote.start(remote.spec(image="oci:x"))
+        await remote.start(remote.spec(image="ext4:x"))
 
 
 async def test_exits_are_told_as_they_happen(remote):

@@ -59,17 +59,38 @@ async def app(saved):
     return app
 
 
-async def test_a_wrong_canary_answer_is_a_plain_start_and_twice_is_quarantine(app):
-    metadata = app.folder / "snapshot.json"
+def forge_the_answer(folder):
+    metadata = folder / "snapshot.json"
     record = json.loads(metadata.read_text())
     metadata.write_text(json.dumps(record | {"canary_answer": "200 another song"}))
+
+
+async def test_a_wrong_canary_answer_is_a_plain_start_and_twice_is_quarantine(app):
+    forge_the_answer(app.folder)
     first, second, third = [await app.start() for _ in range(3)]
     assert [report.kind for report in (first, second, third)] == [StartKind.PLAIN] * 3
     assert "the canary answered '200 the canary sings'" in first.fallback
     assert "another song" in second.fallback
     assert third.fallback == "its snapshot is in quarantine"
-    assert not any(report.capture_wanted for report in (first, second, third))
+    assert [report.capture_wanted for report in (first, second, third)] == [False, False, True]
     assert (app.folder / "bad").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_snapshot_in_quarantine_is_made_again_once_and_not_in_a_loop(app):
+    first = app.folder
+    forge_the_answer(first)
+    for _ in range(2):
+        await app.start()
+    assert (await app.yard.capture(app.spec)).reason is None
+    (second,) = set(first.parent.iterdir()) - {first}
+    assert sorted(path.name for path in first.iterdir()) == ["bad", "snapshot.json"]
+    assert (await app.start()).kind is StartKind.RESTORED
+    forge_the_answer(second)
+    for _ in range(2):
+        await app.start()
+    last = await app.start()
+    assert (last.kind, last.capture_wanted) == (StartKind.PLAIN, False)
+    assert "none is made any more" in last.fallback
 
 
 async def test_memory_that_was_changed_is_noticed_by_the_canary(shared):

@@ -8,6 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nagara.contract import node as contract
+from nagara.contract.machine import (
+    CheckKind,
+    HealthReport,
+    MachineAgent,
+    Renewal,
+    RenewalAnswer,
+    Vitals,
+)
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
@@ -47,6 +55,13 @@ REQUESTS = st.one_of(
         st.just("logs"), st.fixed_dictionaries({"replica": TEXT, "tail_bytes": st.integers()})
     ),
     st.tuples(st.just("forget_app"), st.fixed_dictionaries({"tenant": TEXT, "app": TEXT})),
+    st.tuples(st.just("check"), st.fixed_dictionaries({"kind": st.sampled_from(CheckKind)})),
+    st.tuples(st.just("vitals"), st.fixed_dictionaries({"heard": st.text()})),
+    st.tuples(
+        st.just("renew"),
+        st.fixed_dictionaries({"renewals": st.lists(messages(Renewal), max_size=3).map(tuple)}),
+    ),
+    st.tuples(st.just("fence"), st.fixed_dictionaries({"slot": TEXT, "epoch": st.integers()})),
 )
 RESULTS = st.one_of(
     st.tuples(st.just("facts"), messages(NodeFacts)),
@@ -55,7 +70,10 @@ RESULTS = st.one_of(
     st.tuples(st.just("replicas"), st.lists(messages(ReplicaStatus), max_size=3).map(tuple)),
     st.tuples(st.just("exits"), messages(ReplicaStatus)),
     st.tuples(st.just("logs"), st.binary()),
-    st.tuples(st.sampled_from(["stop", "dial", "forget_app"]), st.none()),
+    st.tuples(st.sampled_from(["stop", "dial", "forget_app", "fence"]), st.none()),
+    st.tuples(st.just("check"), messages(HealthReport)),
+    st.tuples(st.just("vitals"), messages(Vitals)),
+    st.tuples(st.just("renew"), messages(RenewalAnswer)),
 )
 
 
@@ -136,9 +154,9 @@ def test_unknown_methods_and_arguments_are_refused():
             decode_request(json.dumps(plain).encode())
 
 
-def test_every_method_of_the_protocol_can_be_asked_for():
-    protocol = {name for name in vars(contract.Node) if not name.startswith("_")}
-    assert protocol == set(METHODS)
+def test_every_method_of_both_protocols_can_be_asked_for():
+    methods = {*vars(contract.Node), *vars(MachineAgent)}
+    assert {name for name in methods if not name.startswith("_")} == set(METHODS)
 
 
 def test_messages_hold_nothing_but_plain_values():

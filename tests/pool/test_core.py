@@ -2,7 +2,8 @@ import pytest
 
 from nagara.contract.machine import CheckKind, Presence, ProviderMachine, Resources
 from nagara.contract.replica import Lease
-from nagara.pool.core import Check, Granted, Launch, NoSlot, PoolCore, Release
+from nagara.pool.actions import Check, Granted, Launch, NoSlot, Release
+from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import IllegalEventError, UnknownMachineError
 from nagara.pool.fairness import Claimant
@@ -224,6 +225,69 @@ def test_a_machine_that_vanishes_takes_its_leases_with_it() -> None:
     assert not core.give_back(granted.lease, 3.0, is_confirmed=True)
 
 
+def test_lists_that_lack_many_machines_at_once_are_doubted_for_some_minutes() -> None:
+    core = a_core()
+    names = [make_ready(core, an_offering()) for _ in range(5)]
+    granted = claim(core)
+    for second in (30.0, 60.0, 90.0):
+        doubt = core.listed("p", [], {}, second, second)
+        assert doubt is not None
+        assert "lacks 5 of 5" in doubt
+    assert [one.state for one in core.table] == 5 * [MachineState.READY]
+    assert core.listed("p", listing(*names), {}, 120.0, 120.0) is None
+    assert core.take_lost() == []
+    assert core.grants.held(granted.lease)
+    for second in range(10):
+        core.listed("p", [], {}, 150.0 + second, 150.0 + second)
+    assert len(core.table) == 0
+    assert [one.lease for one in core.take_lost()] == [granted.lease]
+
+
+def test_a_machine_that_answers_is_there_whatever_its_provider_lists() -> None:
+    core = a_core()
+    name = make_ready(core, an_offering())
+    granted = claim(core)
+    for second in range(30, 600, 30):
+        core.marked(name, second - 1.0, second - 1.0)
+        core.listed("p", [], {}, float(second), float(second))
+    assert core.grants.held(granted.lease)
+    core.listed("p", [], {}, 600.0, 600.0)
+    assert name not in core.table
+
+
+def test_an_answer_from_an_address_that_another_machine_has_now_says_nothing() -> None:
+    core = a_core()
+    old, new = make_ready(core, an_offering()), make_ready(core, an_offering())
+    at = [ProviderMachine(name, "a", Presence.RUNNING, "10.0.0.1") for name in (old, new)]
+    core.listed("p", [at[0], *listing(new)], {}, 1.0, 1.0)
+    for second in (30.0, 60.0):
+        core.marked(old, second, second - 1.0)
+        core.listed("p", at[1:], {}, second, second)
+    assert [one.name for one in core.table] == [new]
+
+
+def test_a_few_machines_taken_away_from_a_large_fleet_hardly_change_its_price() -> None:
+    core = a_core()
+    names = [make_ready(core, an_offering()) for _ in range(50)]
+    for minute in range(1, 121):
+        core.tick(60.0 * minute)
+    for second in (7230.0, 7260.0):
+        core.listed("p", listing(*names[2:]), {}, second, second)
+    assert len(core.table) == 48
+    price = core.supply.effective_price_h(an_offering(), 600.0, 7260.0)
+    assert 1.0 < price < 1.02
+
+
+def test_an_offering_whose_machines_are_soon_taken_away_becomes_dear() -> None:
+    core = a_core()
+    make_ready(core, an_offering())
+    for second in range(1, 61):
+        core.tick(float(second))
+    core.listed("p", [], {}, 61.0, 61.0)
+    core.listed("p", [], {}, 62.0, 62.0)
+    assert core.supply.effective_price_h(an_offering(), 600.0, 62.0) > 1.15
+
+
 def test_a_draining_machine_gets_no_new_leases_and_goes_on_when_empty() -> None:
     core = a_core()
     name = make_ready(core, an_offering())
@@ -262,11 +326,30 @@ def test_a_kept_out_machine_keeps_its_leases_and_gets_no_others() -> None:
     core = a_core()
     name = make_ready(core, an_offering())
     granted = claim(core)
-    core.keep_out(name, is_kept_out=True)
+    core.keep_out(name, "an unknown event")
     assert isinstance(core.claim(APP, ANY, 0.0), NoSlot)
     assert core.grants.held(granted.lease)
-    core.keep_out(name, is_kept_out=False)
+    core.keep_out(name, "its monitor is silent")
+    core.let_in(name, "an unknown event")
+    assert isinstance(core.claim(APP, ANY, 0.0), NoSlot)
+    core.let_in(name, "its monitor is silent")
     claim(core)
+
+
+def test_what_keeps_a_machine_out_and_how_it_is_to_be_diagnosed_outlive_a_restart() -> None:
+    ledger, core = MemoryLedger(), a_core()
+    name = make_ready(core, an_offering())
+    other = make_ready(core, an_offering())
+    core.keep_out(name, "Xid 9999")
+    claimed = claim(core)
+    assert claimed.machine == other
+    core.diagnose(other, CheckKind.HEAVY, "by hand", 1.0)
+    ledger.write(core.take_writes())
+    again = a_core(ledger.read(), now_s=500.0)
+    assert again.table.named(name).kept_out == {"Xid 9999"}
+    assert isinstance(again.claim(APP, ANY, 500.0), NoSlot)
+    again.give_back(claimed.lease, 501.0, is_confirmed=True)
+    assert again.take_actions() == [Check(other, again.table.named(other).epoch, CheckKind.HEAVY)]
 
 
 def test_an_order_for_a_machine_that_cannot_follow_it_raises() -> None:

@@ -1,4 +1,4 @@
-from nagara.pool.core import Granted, NoSlot
+from nagara.pool.actions import Granted, NoSlot
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import REMEMBERED_S, Arbiter, Claimant
 from nagara.testing.pools import a_core, an_offering, make_ready

@@ -8,25 +8,17 @@ import pytest
 from nagara.contract.machine import (
     CheckKind,
     CheckResult,
-    DeviceEvent,
     HealthReport,
     Outcome,
-    Vitals,
 )
-from nagara.pool.core import Check, PoolCore
 from nagara.pool.health import cpu, cuda, kernellog, nvidia
-from nagara.pool.health.brake import WINDOW_S, Brake
-from nagara.pool.health.care import Care
+from nagara.pool.health import round as round_
 from nagara.pool.health.machine import check_machine, required
 from nagara.pool.health.monitor import Monitor
 from nagara.pool.health.round import CannotRunError, HealthCheck, UnhealthyError, run_round
-from nagara.pool.health.schedule import EVERY_S, Candidate, due
 from nagara.pool.health.verdict import failure
-from nagara.pool.health.watchdog import Watchdog
 from nagara.pool.health.xid import Action, XidPolicy, find_xids
-from nagara.pool.states import MachineState
 from nagara.testing.fake_nvml import FakeNvml
-from nagara.testing.pools import a_core, an_offering, make_ready
 
 # -- verdicts: a check that did not run is no pass -------------------------------------------
 
@@ -67,17 +59,50 @@ async def test_checks_that_hang_or_cannot_run_do_not_stop_the_others() -> None:
     def bad() -> str:
         raise UnhealthyError("broken")
 
+    def breaks() -> str:
+        raise ValueError("a line that nobody expected")
+
     checks = [
         HealthCheck("hangs", hangs, 0.05), HealthCheck("cannot", cannot),
-        HealthCheck("unreadable", unreadable), HealthCheck("bad", bad),
-        HealthCheck("good", lambda: "fine"),
+        HealthCheck("unreadable", unreadable), HealthCheck("breaks", breaks),
+        HealthCheck("bad", bad), HealthCheck("good", lambda: "fine"),
     ]  # fmt: skip
     done = await run_round(CheckKind.BOOT, checks)
     gate.set()
     assert [one.outcome for one in done.results] == [
-        Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.DID_NOT_RUN, Outcome.FAIL, Outcome.PASS,
+        Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.DID_NOT_RUN, Outcome.DID_NOT_RUN,
+        Outcome.FAIL, Outcome.PASS,
     ]  # fmt: skip
     assert "hung" in done.results[0].detail
+    assert "nobody expected" in done.results[3].detail
+    monitor = Monitor(kernellog.KernelLog("/nowhere"), lambda: tuple(checks[1:]))
+    monitor.round()
+    assert [one.outcome for one in monitor.take().results[:5]] == [
+        one.outcome for one in done.results[1:]
+    ]
+
+
+async def test_a_boot_round_ends_in_time_however_many_of_its_checks_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = threading.Event()
+    checks = [HealthCheck(f"hangs {n}", lambda: str(gate.wait(20))) for n in range(5)]
+    monkeypatch.setattr(round_, "BOOT_LIMIT_S", 0.1)
+    done = await run_round(CheckKind.BOOT, checks)
+    gate.set()
+    outcomes = [one.outcome for one in done.results]
+    assert outcomes == [Outcome.FAIL, *4 * [Outcome.DID_NOT_RUN]]
+    assert "round's 0.1 s" in done.results[-1].detail
+
+
+async def test_thorough_rounds_take_as_long_as_their_checks_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(round_, "BOOT_LIMIT_S", 0.0)
+    check = HealthCheck("long", lambda: "done", 20.0)
+    for kind, outcome in ((CheckKind.MEDIUM, Outcome.PASS), (CheckKind.BOOT, Outcome.DID_NOT_RUN)):
+        (result,) = (await run_round(kind, [check])).results
+        assert result.outcome is outcome
 
 
 # -- this machine, really --------------------------------------------------------------------
@@ -231,151 +256,16 @@ def test_the_kernel_log_fails_a_machine_only_for_what_is_fatal(tmp_path: Path) -
         check.run()
 
 
-# -- what follows ----------------------------------------------------------------------------
-
-
-def ready_core(count: int) -> tuple[PoolCore, list[str]]:
-    core = a_core()
-    return core, [make_ready(core, an_offering()) for _ in range(count)]
-
-
-def states(core: PoolCore) -> list[MachineState]:
-    return [machine.state for machine in core.table]
-
-
-def test_a_suspect_machine_is_diagnosed_and_comes_back_when_it_passes() -> None:
-    (core, (name, *_)), care = ready_core(10), Care()
-    assert care.suspect(core, name, "illegal memory access", 1.0)
-    (check,) = [one for one in core.take_actions() if isinstance(one, Check)]
-    assert check.kind is CheckKind.MEDIUM
-    core.checked(check, 100.0, None)
-    assert core.table.named(name).state is MachineState.READY
-
-
-@pytest.mark.parametrize(
-    ("code", "state", "is_kept_out"),
-    [
-        (13, MachineState.READY, False),
-        (9999, MachineState.READY, True),
-        (94, MachineState.DIAGNOSING, True),
-        (79, MachineState.QUARANTINED, True),
-    ],
-)
-def test_an_xid_has_the_consequence_of_the_table(
-    code: int, state: MachineState, is_kept_out: bool
-) -> None:
-    core, (name, *_) = ready_core(10)
-    Care().device_event(core, name, DeviceEvent(code, "0000:3b:00", ""), 1.0)
-    machine = core.table.named(name)
-    assert (machine.state, machine.is_kept_out) == (state, is_kept_out)
-
-
-def test_when_many_fall_ill_at_once_the_check_is_suspect_and_nobody_is_removed() -> None:
-    (core, names), care = ready_core(10), Care()
-    taken = [care.suspect(core, name, "bad", 1.0) for name in names[:6]]
-    assert taken == [True, True, False, False, False, False]
-    assert states(core).count(MachineState.READY) == 8
-    assert "check is suspect" in care.alerts[0]
-
-
-def test_the_brake_needs_a_share_and_a_number_and_lets_go_again() -> None:
-    brake = Brake()
-    assert all(brake.may_remove("small", f"m{n}", 4, 0.0) for n in range(2))
-    assert not brake.may_remove("small", "m2", 4, 0.0)
-    assert all(brake.may_remove("big", f"m{n}", 100, 0.0) for n in range(20))
-    assert not brake.may_remove("big", "m20", 100, 0.0)
-    assert brake.is_on("small", 4, WINDOW_S)
-    assert not brake.is_on("small", 4, WINDOW_S + 1)
-    assert brake.may_remove("small", "m9", 4, WINDOW_S + 1)
-
-
-def idle(count: int, checked_s: float | None = None) -> list[Candidate]:
-    return [Candidate(f"m{number}", 2, checked_s) for number in range(count)]
-
-
-def test_heavy_diagnostics_take_few_idle_machines_at_once() -> None:
-    assert len(due(idle(10), 10, 0, level=20, target=0, now_s=0.0)) == 1
-    assert len(due(idle(100), 100, 0, level=200, target=0, now_s=0.0)) == 5
-    assert due(idle(100), 100, 5, level=200, target=0, now_s=0.0) == []
-
-
-def test_heavy_diagnostics_never_bring_the_pool_below_its_target() -> None:
-    assert due(idle(100), 100, 0, level=6, target=3, now_s=0.0) == ["m0"]
-    assert due(idle(100), 100, 0, level=6, target=5, now_s=0.0) == []
-
-
-def test_machines_are_diagnosed_weekly_the_longest_unchecked_first() -> None:
-    some = [Candidate("new", 1, EVERY_S), Candidate("old", 1, 0.0), Candidate("never", 1, None)]
-    assert due(some, 3, 0, 9, 0, now_s=EVERY_S + 1) == ["never"]
-    assert due(some[:2], 3, 0, 9, 0, now_s=EVERY_S + 1) == ["old"]
-    assert due(some[:1], 3, 0, 9, 0, now_s=EVERY_S + 1) == []
-
-
-def test_the_weekly_round_is_the_heavy_one() -> None:
-    (core, _), care = ready_core(3), Care()
-    care.look_at_schedule(core, 0.0, 0.0)
-    assert states(core).count(MachineState.DIAGNOSING) == 0
-    care.look_at_schedule(core, 0.0, EVERY_S + 1)
-    (check,) = [one for one in core.take_actions() if isinstance(one, Check)]
-    assert check.kind is CheckKind.HEAVY
-    core.checked(check, EVERY_S + 2, None)
-    assert states(core) == [MachineState.READY] * 3
-
-
-def test_a_monitor_that_lives_without_progress_is_stuck() -> None:
-    dog = Watchdog()
-    dog.expect("vitals", 10.0, 0.0)
-    for second in range(0, 60, 10):
-        dog.progress("vitals", 1, float(second))
-    assert dog.stuck(29.0) == []
-    assert dog.stuck(31.0) == ["vitals"]
-    dog.progress("vitals", 2, 32.0)
-    assert dog.stuck(33.0) == []
-
-
-def test_a_machine_whose_monitor_is_stuck_gets_no_new_leases_until_it_speaks_again() -> None:
-    (core, (name,)), care = ready_core(1), Care()
-    machine = core.table.named(name)
-    care.watch(core, 30.0, 0.0)
-    care.seen(core, name, Vitals(1, (), ()), 30.0)
-    assert care.watch(core, 30.0, 60.0) == []
-    care.seen(core, name, Vitals(1, (), ()), 120.0)
-    assert care.watch(core, 30.0, 121.0) == [f"monitor of {name}"]
-    assert machine.is_kept_out
-    care.seen(core, name, Vitals(2, (), ()), 150.0)
-    assert care.watch(core, 30.0, 151.0) == []
-    assert not machine.is_kept_out
-
-
-def test_what_a_monitor_finds_has_consequences() -> None:
-    (core, names), care = ready_core(10), Care()
-    care.seen(core, names[0], Vitals(1, (DeviceEvent(79, "0000:3b:00", ""),), ()), 1.0)
-    hot = CheckResult("temperature and throttling", Outcome.FAIL, "95 °C")
-    care.seen(core, names[1], Vitals(1, (), (hot,)), 1.0)
-    unknown = CheckResult("devices", Outcome.DID_NOT_RUN, "no driver")
-    care.seen(core, names[2], Vitals(1, (), (unknown,)), 1.0)
-    assert states(core)[:3] == [
-        MachineState.QUARANTINED, MachineState.DIAGNOSING, MachineState.READY,
-    ]  # fmt: skip
-
-
-def test_a_monitor_reports_only_what_is_new(tmp_path: Path) -> None:
+def test_the_event_that_asks_for_diagnostics_does_not_fail_them(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
-    path.write_text("6,10,2,-;NVRM: Xid (PCI:0000:3b:00): 48, old\n")
-    nvml = FakeNvml(1)
-    monitor = Monitor(kernellog.KernelLog(str(path)), lambda: nvidia.checks(nvml))
-    monitor.round()
-    first = monitor.take()
-    assert (first.rounds, first.events) == (1, ())
-    with path.open("a") as file:
-        file.write("6,11,2,-;NVRM: Xid (PCI:0000:3b:00): 94, new\n")
-    nvml.change(0, temperature_c=99)
-    monitor.round()
-    second = monitor.take()
-    assert [one.code for one in second.events] == [94]
-    assert Outcome.FAIL in {one.outcome for one in second.results}
-    monitor.round()
-    assert monitor.take().events == ()
+    path.write_text(LOG[0].replace(": 79,", ": 94,") + "\n" + LOG[0].replace(": 79,", ": 9999,"))
+    log, policy = kernellog.KernelLog(str(path)), XidPolicy()
+    with pytest.raises(UnhealthyError):
+        kernellog.check(log, policy, CheckKind.BOOT).run()
+    assert "nothing fatal" in kernellog.check(log, policy, CheckKind.MEDIUM).run()
+    path.write_text(LOG[0])
+    with pytest.raises(UnhealthyError, match="Xid 79"):
+        kernellog.check(log, policy, CheckKind.MEDIUM).run()
 
 
 # -- the probe of CUDA devices ---------------------------------------------------------------

@@ -1,9 +1,10 @@
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
-from nagara.contract.machine import NO_RESOURCES
-from nagara.pool.core import Granted
-from nagara.pool.demandclass import DemandClass
+from nagara.contract.machine import NO_RESOURCES, Resources
+from nagara.pool.actions import Granted, NoSlot
+from nagara.pool.demandclass import ANY, DemandClass
 from nagara.pool.fairness import Claimant
 from nagara.pool.inventory import Inventory
 from nagara.pool.simulate.throughput import big_pool
@@ -48,6 +49,24 @@ def test_a_claim_finds_a_slot_exactly_when_there_is_one(
             leases.append(granted.lease)
         if is_given_back and leases:
             core.give_back(leases.pop(0), 0.0, is_confirmed=True)
+
+
+@pytest.mark.parametrize("is_last_empty", [True, False])
+def test_the_last_machine_with_room_is_found_among_many_without(is_last_empty: bool) -> None:
+    core = a_core()
+    kind = an_offering(devices=3, resources=Resources(100, 100, 100))
+    most = Resources(memory_bytes=80)
+    for number in range(40):
+        make_ready(core, kind)
+        if number < 39 or not is_last_empty:
+            needs = most if number < 39 else Resources(memory_bytes=1)
+            assert isinstance(core.claim(Claimant("full"), ANY, 0.0, needs), Granted)
+    assert isinstance(core.claim(Claimant("app"), ANY, 0.0, Resources(memory_bytes=30)), Granted)
+    both = DemandClass(devices=2)
+    found = core.claim(Claimant("app"), both, 0.0, Resources(memory_bytes=30))
+    assert isinstance(found, Granted)
+    full = core.claim(Claimant("app"), ANY, 0.0, Resources(memory_bytes=50))
+    assert isinstance(full, NoSlot)
 
 
 def test_an_empty_inventory_finds_nothing() -> None:

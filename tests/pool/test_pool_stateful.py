@@ -1,10 +1,9 @@
-"""Random lives of a pool: whatever fails in whatever order, slots and machines stay accounted for.
+"""Random lives of a pool: whatever fails in whatever order, slots and machines are accounted for.
 
 The world is what really exists: machines, what runs on them, their own clocks, messages on their
 way. The pool sees it only through lists and answers. Crashes fall between any two durable steps.
 """
 
-import dataclasses
 import random
 from typing import Any
 
@@ -13,49 +12,26 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nagara.contract.machine import Offering, Presence, ProviderMachine, Renewal
+from nagara.contract.machine import CheckKind, Presence, ProviderMachine, Renewal
 from nagara.contract.replica import Lease
-from nagara.pool.core import Check, Granted, Launch, PoolCore, Release
+from nagara.pool.actions import Check, Granted, Launch, Release
+from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import ANY, DemandClass
 from nagara.pool.errors import IllegalEventError
 from nagara.pool.fairness import Claimant
 from nagara.pool.greedy import greedy_plan
-from nagara.pool.lease import SKEW_S, TTL_S, Fence, split_slot
+from nagara.pool.lease import SKEW_S, TTL_S, split_slot
 from nagara.pool.ledger import MemoryLedger
-from nagara.pool.sizing import Meters, Policy, make_problem
+from nagara.pool.meters import Meters
+from nagara.pool.sizing import Policy, make_problem
 from nagara.pool.states import MachineEvent, MachineState
 from nagara.testing.pools import an_offering
 
+from .pool_steps import step
+from .pool_world import Message, RealMachine, pick
+
 OFFERINGS = {"a": an_offering("a"), "b": an_offering("b", price_h=2.0, devices=1)}
 APPS = ("x", "y", "z")
-
-
-@dataclasses.dataclass
-class RealMachine:
-    """One that exists and costs money."""
-
-    offering: Offering
-    clock_offset_s: float
-    fence: Fence = dataclasses.field(default_factory=Fence)
-    running: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
-    is_up: bool = False
-    is_cut_off: bool = False
-
-
-@dataclasses.dataclass
-class Message:
-    """A start on its way to a machine; it may arrive at any time, or never."""
-
-    machine: str
-    order: Renewal
-    app: str
-
-
-def pick(source: Any, options: Any) -> Any:
-    """One of them, drawn by hypothesis or by a plain random generator."""
-    if isinstance(source, random.Random):
-        return source.choice(list(options))
-    return source.draw(st.sampled_from(options))
 
 
 class PoolLife(RuleBasedStateMachine):
@@ -230,6 +206,26 @@ class PoolLife(RuleBasedStateMachine):
             return
         self.carry_out(crash)
 
+    @precondition(lambda self: len(self.core.table))
+    @rule(
+        data=st.data(), crash=st.none() | st.integers(0, 1),
+        what=st.sampled_from(["keep out", "let in", "hold", "diagnose"]), why=st.sampled_from("xy"),
+    )  # fmt: skip
+    def machine_is_suspect(self, data: Any, what: str, why: str, crash: int | None) -> None:
+        name = pick(data, sorted(one.name for one in self.core.table))
+        try:
+            if what == "hold":
+                self.core.hold(name, "by hand", self.now_s)
+            elif what == "diagnose":
+                self.core.diagnose(name, CheckKind.HEAVY, "by hand", self.now_s)
+            elif what == "keep out":
+                self.core.keep_out(name, why)
+            else:
+                self.core.let_in(name, why)
+        except IllegalEventError:
+            return
+        self.carry_out(crash)
+
     # -- rules: leases ---------------------------------------------------------------------
 
     @rule(
@@ -255,7 +251,11 @@ class PoolLife(RuleBasedStateMachine):
             self.epochs[machine, device] = granted.lease.epoch
         self.tell_mark(granted.machine)
         known = self.core.table.get(granted.machine)
-        mark_s = known.clock.to_send() if known is not None and known.clock is not None else None
+        mark_s = (
+            known.clock.to_send(self.now_s)
+            if known is not None and known.clock is not None
+            else None
+        )
         if mark_s is None:
             return
         order = Renewal(granted.lease.slot, granted.lease.epoch, mark_s, TTL_S)
@@ -309,12 +309,12 @@ class PoolLife(RuleBasedStateMachine):
             machine, known = self.world.get(name), self.core.table.get(name)
             if machine is None or machine.is_cut_off or known is None or known.clock is None:
                 continue
-            mark_s = known.clock.to_send()
+            mark_s = known.clock.to_send(self.now_s)
             if mark_s is not None:
-                order = Renewal(lease.slot, lease.epoch, mark_s, TTL_S)
-                answer = machine.fence.renew((order,), self.now_s + machine.clock_offset_s)
+                theirs_s = self.now_s + machine.clock_offset_s
+                machine.fence.renew((Renewal(lease.slot, lease.epoch, mark_s, TTL_S),), theirs_s)
                 if is_answered:
-                    self.core.marked(name, answer.mark_s, self.now_s)
+                    self.core.marked(name, theirs_s, self.now_s)
 
     # -- rules: time -----------------------------------------------------------------------
 
@@ -363,7 +363,8 @@ class PoolLife(RuleBasedStateMachine):
             grantable = [
                 machine
                 for machine in self.core.table
-                if machine.state is MachineState.READY and not machine.is_kept_out
+                if machine.state is MachineState.READY
+                and not (machine.is_kept_out or machine.is_silent)
             ]
             free = sum(len(machine.free) for machine in grantable)
             assert self.core.grants.inventory.free_slots == free
@@ -375,8 +376,14 @@ class PoolLife(RuleBasedStateMachine):
     @invariant()
     def what_is_written_is_what_is_known(self) -> None:
         if hasattr(self, "core"):
-            rows = {row.name: (row.state, row.epoch) for row in self.ledger.read().machines}
-            known = {one.name: (one.state, one.epoch) for one in self.core.table}
+            rows = {
+                row.name: (row.state, row.epoch, row.after_drain, row.diagnosis, set(row.kept_out))
+                for row in self.ledger.read().machines
+            }
+            known = {
+                one.name: (one.state, one.epoch, one.after_drain, one.diagnosis, set(one.kept_out))
+                for one in self.core.table
+            }
             assert rows == known
 
     def teardown(self) -> None:
@@ -435,49 +442,7 @@ class PoolLife(RuleBasedStateMachine):
         self.time_passes(seconds, None)
 
 
-CHANCES = {
-    "grow": 3, "order": 2, "launch_arrives": 4, "machine_changes": 4, "provider_lists": 5,
-    "check_ends": 3, "order_on_machine": 2, "claim": 14, "message_arrives": 3, "give_back": 10,
-    "renew": 4, "time_passes": 9, "crash": 2, "the_whole_host_reboots": 1,
-}  # fmt: skip
-STEPS, LIVES = 150, 40
-
-
-def step(life: PoolLife, source: random.Random) -> None:
-    """One thing happens, with the arguments its rule would be given."""
-    what = source.choices(list(CHANCES), list(CHANCES.values()))[0]
-    crash = source.choice([None] * 9 + [0, 1, 2])
-    kind = source.choice(sorted(OFFERINGS))
-    if what == "grow":
-        life.grow(kind)
-    elif what == "order":
-        life.order(kind, crash)
-    elif what == "launch_arrives" and life.launches:
-        outcome = source.choice(["yes", "yes", "no", "reset", "reset after"])
-        life.launch_arrives(source, outcome, source.uniform(-1e5, 1e5), crash)
-    elif what == "machine_changes" and life.world:
-        life.machine_changes(source, source.choice(["boot", "cut", "heal", "cut", "vanish"]))
-    elif what == "provider_lists":
-        life.provider_lists(source.random() < 0.3, crash)
-    elif what == "check_ends" and life.checks:
-        life.check_ends(source, source.random() < 0.8, crash)
-    elif what == "order_on_machine" and len(life.core.table):
-        orders = [MachineEvent.RELEASE, MachineEvent.DIAGNOSE, MachineEvent.RESUME]
-        life.order_on_machine(source, source.choice(orders), crash)
-    elif what == "claim":
-        life.claim(source.choice(APPS), source.choice([1, 1, 2]), crash, source.random() < 0.8)
-    elif what == "message_arrives" and life.messages:
-        life.message_arrives(source)
-    elif what == "give_back" and life.leases:
-        life.give_back(source, crash)
-    elif what == "renew" and life.leases:
-        life.renew(source.random() < 0.8)
-    elif what == "time_passes":
-        life.time_passes(source.choice([0.5, 1.0, 3.0, 3.0, 10.0, 20.0, 130.0, 1300.0]), crash)
-    elif what == "crash":
-        life.crash()
-    elif what == "the_whole_host_reboots":
-        life.the_whole_host_reboots()
+LIVES, STEPS = 40, 150
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nagara.sandbox.keeper_client import KeeperClient, KeeperError, LaunchError
+from nagara.sandbox.kept_leases import boot_time_s
 from nagara.sandbox.unix_socket import connect
 
 ENV = {"PATH": os.environ["PATH"]}
@@ -99,7 +100,8 @@ async def kept(tmp_path):
         await kept.ended(child.name)
     await kept.client.shutdown()
     await until_gone(pid)
-    assert not any(tmp_path.glob("keeper.log")) or not (tmp_path / "keeper.log").read_text()
+    said = (tmp_path / "keeper.log").read_text().splitlines()
+    assert all(line.endswith("its lease is over") for line in said), said
 
 
 async def test_what_a_child_writes_to_both_streams_is_in_its_log(kept):
@@ -412,3 +414,72 @@ async def test_another_user_is_refused_whatever_the_modes_say(kept):
     with os.fdopen(reading, "rb") as answer:
         assert answer.read() == b"closed"
     os.waitpid(child, 0)
+
+
+async def leased(kept, name, slot, epoch, end_s=None, **options):
+    """A child that would run for a minute, under a lease."""
+    await kept.client.begin_lease(name, slot, epoch, end_s)
+    await kept.python(name, "import time; time.sleep(60)", **options)
+
+
+async def test_a_child_whose_lease_is_over_is_killed_with_nobody_else_alive(kept):
+    await leased(kept, "a", "m/0", 1, boot_time_s() + 0.3)
+    await leased(kept, "b", "m/1", 1)
+    assert await kept.ended("a") == -signal.SIGKILL
+    running = [one.name for one in await kept.client.children() if one.exit_code is None]
+    assert running == ["b"]
+
+
+async def test_a_lease_that_is_renewed_lets_its_child_live(kept):
+    begun_s, _ = await kept.client.renew(())
+    await leased(kept, "a", "m/0", 1, begun_s + 0.5)
+    renewal = {"slot": "m/0", "epoch": 1, "mark_s": begun_s, "ttl_s": 1.5}
+    assert (await kept.client.renew([renewal]))[1] == ()
+    while (await kept.client.renew(()))[0] < begun_s + 1.0:
+        await asyncio.sleep(0.05)
+    (child,) = await kept.client.children()
+    assert child.exit_code is None
+    assert await kept.ended("a") == -signal.SIGKILL
+    assert (await kept.client.renew([{**renewal, "ttl_s": 60.0}]))[1] == ("m/0",)
+
+
+async def test_a_newer_lease_of_the_slot_ends_the_child_of_the_older_one(kept):
+    await leased(kept, "old", "m/0", 1)
+    assert await kept.client.begin_lease("new", "m/0+1", 2, None) == ("old",)
+    assert await kept.ended("old") == -signal.SIGKILL
+    with pytest.raises(KeeperError, match="another has followed"):
+        await kept.client.begin_lease("late", "m/1", 1, None)
+
+
+async def test_a_fenced_slot_lets_no_older_start_through_also_after_the_keeper_was_killed(kept):
+    await leased(kept, "a", "m/0", 3)
+    assert await kept.client.fence("m/0", 4) == ("a",)
+    assert await kept.ended("a") == -signal.SIGKILL
+    with pytest.raises(LaunchError, match="another has followed"):
+        await kept.python("a", "")  # its launch carries the lease that is over
+    keeper = kept.pid()
+    os.kill(keeper, signal.SIGKILL)
+    await until_gone(keeper)
+    await kept.client.ensure()
+    with pytest.raises(KeeperError, match="another has followed"):
+        await kept.client.begin_lease("late", "m/0", 3, None)
+    await kept.client.begin_lease("next", "m/0", 4, None)
+    await kept.client.shutdown()
+
+
+async def test_a_lease_that_is_over_while_its_container_is_being_made_ends_the_container(kept):
+    code = "import subprocess, time; time.sleep(0.5); p = subprocess.Popen(['sleep', '60'])"
+    pid_file = kept.folder / "pid"
+    code += f"; open({str(pid_file)!r}, 'w').write(str(p.pid))"
+    await kept.client.begin_lease("a", "m/0", 1, boot_time_s() + 0.2)
+    with contextlib.suppress(LaunchError):
+        await kept.python("a", code, pid_file=pid_file)
+    assert await kept.ended("a") != 0
+
+
+async def test_a_replica_that_is_gone_leaves_its_slot_to_the_same_epoch(kept):
+    await leased(kept, "a", "m/0", 1, boot_time_s() + 30)
+    await kept.client.signal("a", signal.SIGKILL)
+    await kept.ended("a")
+    await kept.client.end_lease("a")
+    assert await kept.client.begin_lease("b", "m/0", 1, None) == ()

@@ -22,6 +22,8 @@ def keeper(tmp_path: Path) -> Iterator[Path]:
             break
         time.sleep(0.01)
     yield path
+    for name in ("a", *(f"n{number}" for number in range(200))):
+        KeptDescriptors(path).release(name)
     asyncio.run(KeeperClient(path).shutdown())  # it is nobody's child
 
 

@@ -177,6 +177,17 @@ def test_a_new_one_replaces_older_ones_for_the_same_hosts_only(catalog):
     assert left == {new.name, poorer.name}
 
 
+def test_of_one_in_quarantine_only_the_note_outlives_its_successor(catalog):
+    bad = publish(catalog)
+    for _ in range(2):
+        catalog.count_bad(bad, "wrong answer")
+    new = publish(catalog)
+    assert catalog.drop_others_like(new) == []
+    assert sorted(path.name for path in bad.folder.iterdir()) == ["bad", "snapshot.json"]
+    assert catalog.quarantined("default", "app", KEY) == 1
+    assert catalog.all_of("default", "app", KEY) == [new]
+
+
 def test_forgetting_an_app_removes_all_its_snapshots_and_no_others(catalog):
     mine, other = publish(catalog), publish(catalog, app="other")
     publish(catalog, key="f" * 16)

@@ -24,8 +24,9 @@ def in_fresh_process(code, **env):
 
 
 ASK = """
-import json, socket
+import json, os, socket
 def tell(path, request):
+    path = f"{path}.{os.getpid()}.0"
     with socket.socket(socket.AF_UNIX) as s:
         s.connect(path)
         s.sendall(json.dumps(request).encode() + b"\\n")
@@ -64,7 +65,8 @@ print(calls)
         "{'ok': True}",
         "['first', 'second', 'redr1']",
     ]
-    assert (tmp_path / "deep/hook.sock").stat().st_mode & 0o777 == 0o600
+    (socket,) = (tmp_path / "deep").iterdir()
+    assert socket.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_hook_that_raises_is_told_and_the_next_request_works(tmp_path):
@@ -138,7 +140,7 @@ class Replica:
     """This process as if it were a replica's first one: its root has the hooks' socket."""
 
     def __init__(self, monkeypatch, root):
-        self.socket = root / HOOK_SOCKET.relative_to("/")
+        self.socket = root / HOOK_SOCKET.relative_to("/").with_name(f"{HOOK_SOCKET.name}.1.0")
         self.socket.parent.mkdir(parents=True)
         monkeypatch.setattr("nagara.snapshot.renewal.Path", self._path)
         self.root = root
@@ -207,3 +209,65 @@ def test_a_hook_that_works_is_true(replica):
     thread = answering(replica.socket, b'{"ok": true}\n')
     assert call_hook(1234, {"do": "after_restore"}, timeout_s=5) is True
     thread.join()
+
+
+def test_processes_forked_from_a_listening_one_are_asked_and_renewed_too(tmp_path):
+    path = str(tmp_path / "run/nagara/hook.sock")
+    code = f"""
+import json, os, random, time
+from nagara.snapshot import hooks
+from nagara.snapshot import renewal
+random.seed(1)
+hooks.listen()
+hooks.listen()  # once more does no harm
+pipes, children = [], []
+for _ in range(3):
+    reading, writing = os.pipe()
+    asking, telling = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, b"here")
+        os.read(asking, 1)
+        os.write(writing, repr(random.random()).encode())
+        os._exit(0)
+    pipes.append((reading, telling))
+    children.append(child)
+for reading, _ in pipes:
+    os.read(reading, 4)
+renewal.Path = lambda text: __import__("pathlib").Path({str(tmp_path)!r})
+request = {{"do": "after_restore", "replica": "r"}}
+assert renewal.call_hook(os.getpid(), request, timeout_s=20)
+drawn = {{random.random()}}
+for reading, telling in pipes:
+    os.write(telling, b"x")
+    drawn.add(float(os.read(reading, 100)))
+for child in children:
+    os.waitpid(child, 0)
+print(len(drawn), len(os.listdir({str(tmp_path / "run/nagara")!r})))
+"""
+    assert in_fresh_process(code, NAGARA_HOOK_SOCKET=path).split() == ["4", "4"]
+
+
+def test_the_file_of_the_hooks_works_alone_in_an_environment_without_nagara(tmp_path):
+    import shutil
+
+    from nagara.snapshot import hooks
+
+    shutil.copy(hooks.__file__, tmp_path / "my_hooks.py")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport my_hooks; my_hooks.reseed()"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code + "; print(my_hooks.listen())"],
+        env={},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_decorators_are_found_where_an_app_looks_for_them():
+    import nagara.snapshot
+    from nagara.snapshot import hooks
+
+    assert nagara.snapshot.before_snapshot is hooks.before_snapshot
+    assert nagara.snapshot.after_restore is hooks.after_restore

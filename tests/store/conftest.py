@@ -1,3 +1,4 @@
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,3 +40,29 @@ def origin(tmp_path: Path) -> Iterator[Origin]:
     root.mkdir()
     with running_origin(root) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What it takes to reach the bucket `objects` of a running OpenStack Swift."""
+    python = "/usr/bin/python3"  # the distribution's: it has the package
+    probe = [python, "-c", "import swift, eventlet"]
+    if not Path(python).exists() or subprocess.run(probe, capture_output=True).returncode != 0:
+        pytest.skip("needs OpenStack Swift (apt-get install python3-swift)")
+    pytest.importorskip("obstore")
+    folder = tmp_path_factory.mktemp("swift")
+    program = Path(__file__).with_name("swift_server.py")
+    with subprocess.Popen(
+        [python, str(program), str(folder), "objects"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            yield {
+                "endpoint": f"http://127.0.0.1:{int(process.stdout.readline())}",
+                "region": "us-east-1",
+                "access_key_id": "nagara:tester",
+                "secret_access_key": "testing",
+            }
+        finally:
+            process.kill()

@@ -15,9 +15,12 @@ import click
 
 from nagara.base.errors import UsageError
 from nagara.base.folder_lock import only_holder
+from nagara.cli.machine_checks import checks_of_machine, running_monitor
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
-from nagara.node.build import build_node
+from nagara.node.build import build_node, keeper_of
+from nagara.node.local_node import LocalNode
+from nagara.node.machine import LocalMachine
 from nagara.node.machine_faults import as_node_error
 
 _log = logging.getLogger(__name__)
@@ -63,7 +66,16 @@ async def _serve(
     node = build_node(state)
     await node.open()
     allowed = () if owner is None else (owner,)
-    server = asyncio.ensure_future(AgentServer(node, path, allowed_uids=allowed, owner=owner).run())
+    with running_monitor(state) as monitor:
+        checks = checks_of_machine(node, state)
+        machine = LocalMachine(node, keeper_of(state), checks, monitor.take)
+        agent = AgentServer(node, path, allowed_uids=allowed, owner=owner, machine=machine)
+        await _run(node, agent, end_with_input=end_with_input)
+
+
+async def _run(node: LocalNode, agent: AgentServer, *, end_with_input: bool) -> None:
+    """Serves until a signal, or the end of the input."""
+    server = asyncio.ensure_future(agent.run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.cancel)

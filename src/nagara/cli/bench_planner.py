@@ -8,7 +8,7 @@ from statistics import median
 import click
 
 from nagara.cli.bench_report import print_json
-from nagara.pool.core import Granted
+from nagara.pool.actions import Granted
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Claimant
 from nagara.pool.linear import TOLERANCE

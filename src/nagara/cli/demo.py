@@ -5,6 +5,7 @@ added (`make demo` does that).
 """
 
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -15,7 +16,7 @@ from rich.markup import escape
 
 from nagara.base.errors import NagaraError
 from nagara.base.units import format_bytes
-from nagara.cli.example_app import engine_app
+from nagara.cli.example_app import can_be_image, engine_app, own_image
 from nagara.cli.instance import Instance, Reply, own_instance
 from nagara.cli.settings import Settings
 from nagara.cli.waterfall import waterfall
@@ -59,11 +60,12 @@ def _step(what: str) -> Any:
 
 def _run(instance: Instance) -> None:
     facts = instance.admin.status()
-    instance.admin.deploy(engine_app(_APP, _APP), "demo")
+    _deploy(instance, facts)
     _console.print(f"[bold]you:[/] {escape(_QUESTION)}")
     with _step("a plain start: the server's whole initialisation"):
         first = instance.chat(_APP, _APP, _QUESTION, max_tokens=_MAX_TOKENS)
     plain = _answered(instance, first)
+    _show_files(plain)
     if facts["can_snapshot"]:
         with _step("making a snapshot, with a replica that never serves"):
             capture = instance.admin.wait_for_capture(_APP, timeout_s=_CAPTURE_S)
@@ -93,6 +95,28 @@ def _run(instance: Instance) -> None:
     elif facts["can_snapshot"]:
         raise NagaraError(f"the second start was not a restored one: {again['fallback']}")
     _at_once(instance)
+
+
+def _deploy(instance: Instance, facts: dict[str, Any]) -> None:
+    """The app of an image that has this command's own environment in it, where images can be."""
+    if not can_be_image(facts):
+        instance.admin.deploy(engine_app(_APP, _APP), "demo")
+        return
+    begun_s = time.monotonic()
+    with _step("bringing the Python environment and the model into the store as images"):
+        instance.admin.deploy(engine_app(_APP, _APP, image=own_image()), "demo")
+    _console.print(f"image: {own_image()}, in the store after {time.monotonic() - begun_s:.1f} s")
+
+
+def _show_files(start: dict[str, Any]) -> None:
+    """How much of the image the first start has read."""
+    files = start["files"]
+    if files and files["read_bytes"] is not None:
+        _console.print(
+            f"to the first answer it read [bold]{format_bytes(files['read_bytes'])}[/] of the "
+            f"{format_bytes(files['size_bytes'])} in image and model "
+            f"({files['read_objects']} of {files['objects']} objects)"
+        )
 
 
 def _answered(instance: Instance, reply: Reply) -> dict[str, Any]:

@@ -24,3 +24,6 @@ def deploy(settings: Settings, file: Path) -> None:
     client = connect(settings.state)
     for app in client.deploy(text, str(file)):
         click.echo(f"{app['name']} version {app['version']}: {client.url}/{app['name']}/")
+        capture = app["capture"]
+        if capture["state"] == "off" and capture.get("reason"):
+            click.echo(f"{app['name']}: every start is a plain one: {capture['reason']}", err=True)

@@ -1,12 +1,30 @@
-"""The app file of the demonstration and of the measurements: a model behind nagara's engine."""
+"""The app files of the demonstration and of the measurements: a model behind a server."""
 
 import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# A cache that fits a demonstration: what a snapshot carries of it is empty, but carried.
+_VLLM_CACHE_BYTES = 128 << 20
+
+
+def own_image() -> str:
+    """The image of the virtual environment that this command runs in."""
+    return f"venv:{sys.prefix}"
+
+
+def can_be_image(facts: Mapping[str, Any]) -> bool:
+    """Whether the environment can be an image on a node with these facts."""
+    return facts["isolation"] == "container" and sys.prefix != sys.base_prefix
 
 
 def engine_app(
     name: str,
     model: str,
     *,
+    image: str = "host",
     snapshot: bool = True,
     compile_cache: str | None = None,
     max_replicas: int = 4,
@@ -14,6 +32,7 @@ def engine_app(
     """The text of an app file with one app.
 
     Args:
+        image: as in an app file.
         snapshot: whether it may be saved and restored.
         compile_cache: compile the model's forward pass, with the compiler's files in this folder
             of the replica; None runs it as it is.
@@ -21,7 +40,7 @@ def engine_app(
     command = ["nagara", "engine", "serve", f"/models/{model}", "--port", "${PORT}"]
     lines = [
         f"[app.{name}]",
-        'image    = "host"',
+        f"image    = {json.dumps(image)}",
         f'models   = ["{model}"]',
         f"command  = {json.dumps([*command, '--compile'] if compile_cache else command)}",
         'ready    = "/health"',
@@ -33,4 +52,46 @@ def engine_app(
         folders = {"TORCHINDUCTOR_CACHE_DIR": compile_cache, "TRITON_CACHE_DIR": compile_cache}
         env = ", ".join(f"{key} = {json.dumps(value)}" for key, value in folders.items())
         lines.append(f"env      = {{{env}}}")
+    return "\n".join(lines) + "\n"
+
+
+def vllm_app(
+    name: str,
+    model: str,
+    python: Path,
+    *,
+    snapshot: bool = True,
+    compile_cache: str | None = None,
+    eager: bool = False,
+    max_replicas: int = 2,
+) -> str:
+    """The text of an app file with vLLM's OpenAI server.
+
+    Args:
+        python: the interpreter of an environment with vLLM, in a place that replicas see.
+        compile_cache: folder of the replica for what vLLM's compiler writes.
+        eager: without compiling; vLLM's default is to compile.
+    """
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", f"/models/{model}", "--served-model-name", model]
+    command += ["--host", "127.0.0.1", "--port", "${PORT}", "--max-model-len", "2048"]
+    command += ["--max-num-seqs", "8", "--kv-cache-memory-bytes", str(_VLLM_CACHE_BYTES)]
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if eager:
+        command.append("--enforce-eager")
+    if compile_cache:
+        env["VLLM_CACHE_ROOT"] = f"{compile_cache}/vllm"
+        env["TORCHINDUCTOR_CACHE_DIR"] = f"{compile_cache}/inductor"
+    shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in env.items())
+    lines = [
+        f"[app.{name}]",
+        'image    = "host"',
+        f'models   = ["{model}"]',
+        f"command  = {json.dumps(command)}",
+        'ready    = "/health"',
+        f'scale    = {{min = 0, max = {max_replicas}, concurrency = 8, idle = "30m"}}',
+        f"snapshot = {json.dumps(snapshot)}",
+        'timeouts = {start = "15m"}',
+        f"env      = {{{shown}}}",
+    ]
     return "\n".join(lines) + "\n"

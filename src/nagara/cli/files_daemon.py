@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
-from nagara.image.index_reader import read_index
+from nagara.image.images import load_lower
 from nagara.image.lazy_daemon import LazyDaemon, listen_on
 from nagara.image.lazy_layer import SERVED_MARK, abort_connection
 from nagara.sandbox.kept_descriptors import KeptDescriptors
@@ -63,7 +63,7 @@ def _serve(
         os.close(mark)
     folder = open_folder(store_folder)
     store = open_store(folder, tenant)
-    tree = read_index(store.read(parse_name(index[0]))) if index else None
+    tree = load_lower(store, parse_name(index[0])) if index else None
     daemon = LazyDaemon(store, listen_on(socket_path), tree=tree)
     try:
         daemon.run(descriptor, is_takeover=mark is not None)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nagara.cli.opened_store import daemon_command
 from nagara.image.content_writer import ContentWriter
 from nagara.image.folder_import import import_folder
 from nagara.image.images import Image, add_image, find_image
 from nagara.image.mounting import ImageMounts, MountedImage
 from nagara.image.mounts import unmount_if_mounted
+from nagara.node.image_mounts import daemon_command
 from nagara.sandbox.kept_descriptors import KeptDescriptors
 from nagara.store.configured import open_folder, open_store
 from nagara.store.local import DEFAULT_TENANT

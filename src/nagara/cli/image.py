@@ -55,7 +55,7 @@ def import_(
     as_json: bool,
 ) -> None:
     """Import SOURCE: dir:PATH, venv:PATH, oci:PATH[:TAG], docker-archive:PATH[:IMAGE],
-    registry:HOST/NAME[:TAG] or layer:PATH."""
+    registry:HOST/NAME[:TAG], model:PATH or layer:PATH."""
     credentials = None
     if user is not None:
         password = os.environ.get("REGISTRY_PASSWORD")

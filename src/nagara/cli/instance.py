@@ -1,7 +1,7 @@
 """A nagara of one's own for a demonstration or a measurement, beside whatever runs already.
 
 A child process `nagara up` on a free port with a state folder of its own below the user's one;
-models and tools are shared by links. Everything is gone when the context ends.
+models, tools and the store are shared by links. Everything is gone when the context ends.
 """
 
 import http.client
@@ -128,7 +128,8 @@ def own_instance(state: Path, purpose: str) -> Iterator[Instance]:
         held.enter_context(_termination_unwinds())
         held.callback(_remove, own)
         held.enter_context(only_holder(own, INSTANCE_LOCK, "it is another process's"))
-        for shared in ("models", "tools"):
+        (state / "store").mkdir(mode=0o700, exist_ok=True)  # what is imported once stays
+        for shared in ("models", "tools", "store"):
             (own / shared).symlink_to(state / shared)
         log = own / "up.log"
         command = [

@@ -28,6 +28,9 @@ COMMANDS: dict[str, Entry] = {
     "logs": Entry("nagara.cli.logs:logs", "Print what an app's replicas wrote."),
     "trace": Entry("nagara.cli.trace:trace", "Show where the time of a start went."),
     "delete": Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
+    "snapshot": Entry(
+        "nagara.cli.snapshot:snapshot", "Show saved replicas, and why an app has none."
+    ),
     "image": Entry("nagara.cli.image:image", "Import, mount and compare images."),
     "store": Entry("nagara.cli.store:store", "Look after objects and the tiers behind them."),
     "cache": Entry("nagara.cli.cache:cache", "Serve objects to the other machines of a zone."),

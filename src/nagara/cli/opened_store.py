@@ -1,7 +1,6 @@
 """The store and the image mounts of this machine, as the sub-commands open them."""
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +10,8 @@ import click
 from nagara.base.errors import UsageError
 from nagara.cli.settings import Settings
 from nagara.image.mounting import ImageMounts
-from nagara.image.probing import probe
+from nagara.node.image_mounts import open_image_mounts
 from nagara.sandbox.keeper_client import KeeperClient
-from nagara.sandbox.kept_descriptors import KeptDescriptors
 from nagara.store.configured import open_folder, open_store, open_tier, read_settings
 from nagara.store.local import DEFAULT_TENANT, ObjectFolder
 from nagara.store.store import Store
@@ -55,13 +53,7 @@ def find_tier(settings: Settings, tenant: str, name: str) -> Tier:
     if name not in names:
         known = ", ".join(names) or "none; they are set in STATE/store/settings.json"
         raise UsageError(f"no tier named {name!r} (known: {known})")
-    return open_tier(tiers[names.index(name)], tenant)
-
-
-def daemon_command(store: Path, tenant: str, keeper: Path) -> tuple[str, ...]:
-    """What starts a file daemon; the mounter appends two more words."""
-    program = "nagara.cli.files_daemon"
-    return (sys.executable, "-m", program, str(store), tenant, str(keeper))
+    return open_tier(tiers[names.index(name)], tenant, store_folder(settings))
 
 
 @contextmanager
@@ -70,16 +62,9 @@ def opened_mounts(settings: Settings) -> Iterator[ImageMounts]:
     keeper = settings.state / "node/keeper.sock"
     keeper.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     asyncio.run(KeeperClient(keeper).ensure())
-    with opened_folder(settings) as folder:
-        mounts = ImageMounts(
-            settings.state / "files",
-            folder,
-            lambda tenant: open_store(folder, tenant),
-            KeptDescriptors(keeper),
-            lambda tenant: daemon_command(folder.path, tenant, keeper),
-            method=probe(settings.state / "files").method(),
-        )
-        try:
-            yield mounts
-        finally:
-            mounts.close()
+    mounts = open_image_mounts(settings.state)
+    try:
+        yield mounts
+    finally:
+        mounts.close()
+        mounts.objects.close()

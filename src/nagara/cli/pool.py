@@ -1,21 +1,22 @@
-"""`nagara pool`: the machines, the plan and why, a simulated week, this machine's health.
+"""`nagara pool`: the machines, the plan and why, a simulated week, a machine's health.
 
-`status`, `plan`, `explain` and `drain` speak with the pool through its record in the state folder,
-which is there whether or not the process that owns it runs. `simulate` and `diagnose` need none.
+`status`, `plan`, `explain`, `drain` and `diagnose MACHINE` speak with the running nagara;
+`simulate`, `plan --file` and `diagnose` of this machine need none.
 """
 
 import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from nagara.cli.bench_report import print_json
 from nagara.cli.settings import Settings
-from nagara.pool.errors import PoolError
-from nagara.pool.ledger import SqliteLedger
-from nagara.pool.states import MachineState
+from nagara.control.client import connect
+
+_MARKS = (("is_kept_out", "no new leases"), ("is_silent", "does not answer"))
 
 
 @click.group()
@@ -23,58 +24,28 @@ def pool() -> None:
     """Show and steer the machines that are kept ready."""
 
 
-def _record(settings: Settings, *, readonly: bool = True) -> SqliteLedger:
-    path = settings.state / "pool.db"
-    if not path.exists():
-        raise PoolError(
-            "there is no pool here yet",
-            where=str(path),
-            hint="`nagara up` with a pool file keeps one; --state names another place",
-        )
-    return SqliteLedger(path, readonly=readonly)
-
-
 @pool.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def status(settings: Settings, as_json: bool) -> None:
-    """List the machines, their states and leases."""
-    record = _record(settings)
-    saved = record.read()
-    leased: dict[str, int] = {}
-    for lease in saved.leases:
-        if lease.app is not None:
-            name = lease.slot.rpartition("/")[0]
-            leased[name] = leased.get(name, 0) + lease.wanted.devices
-    machines = [
-        {
-            "name": row.name,
-            "state": row.state,
-            "offering": row.offering.id,
-            "type": row.offering.type,
-            "region": row.offering.region,
-            "devices": row.offering.devices,
-            "leased": leased.get(row.name, 0),
-            "price_h": row.offering.price_h,
-            "reason": row.reason,
-        }
-        for row in saved.machines
-    ]
-    figures = record.fact("figures") or {}
+    """List the machines, their states and leases, and the pool in numbers."""
+    document = connect(settings.state).pool()
     if as_json:
-        click.echo(json.dumps({"pool": saved.pool, "machines": machines, **figures}, indent=2))
+        click.echo(json.dumps(document, indent=2))
         return
+    machines = document["machines"]
     for machine in machines:
-        reason = f"  ({machine['reason']})" if machine["reason"] else ""
+        notes = [machine["reason"], *(text for key, text in _MARKS if machine[key])]
+        said = "; ".join(note for note in notes if note)
         click.echo(
             f"{machine['name']:<28} {machine['state']:<12} "
             f"{machine['leased']}/{machine['devices']} {machine['type']:<8} "
-            f"{machine['offering']}{reason}"
+            f"{machine['offering']}{f'  ({said})' if said else ''}"
         )
-    ready = sum(row.state is MachineState.READY for row in saved.machines)
-    click.echo(f"{len(machines)} machines, {ready} ready", err=True)
-    for name, value in figures.items():
-        click.echo(f"{name}: {value}", err=True)
+    for alert in document["alerts"]:
+        click.echo(f"alert: {alert}", err=True)
+    figures = {k: v for k, v in document.items() if k not in ("pool", "machines", "alerts")}
+    click.echo("  ".join(f"{name} {value}" for name, value in figures.items()), err=True)
 
 
 @pool.command()
@@ -101,19 +72,22 @@ def plan(settings: Settings, file: Path | None, as_json: bool) -> None:
 
 @pool.command()
 @click.option("--file", "file", type=click.Path(path_type=Path, dir_okay=False), help="Pool file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
-def explain(settings: Settings, file: Path | None) -> None:
-    """Say in words why the plan is what it is."""
-    for line in _plan(settings, file)["words"]:
+def explain(settings: Settings, file: Path | None, as_json: bool) -> None:
+    """Say in words why the plan is what it is: for each decision, the limits that made it."""
+    document = _plan(settings, file)
+    if as_json:
+        chosen = {key: document[key] for key in ("source", "words", "bindings", "demands")}
+        click.echo(json.dumps(chosen, indent=2))
+        return
+    for line in document["words"]:
         click.echo(line)
 
 
-def _plan(settings: Settings, file: Path | None) -> dict[str, list]:  # type: ignore[type-arg]
+def _plan(settings: Settings, file: Path | None) -> dict[str, Any]:
     if file is None:
-        document = _record(settings).fact("plan")
-        if document is None:
-            raise PoolError("no plan has been made yet", hint="--file plans from a pool file")
-        return dict(document)
+        return connect(settings.state).pool_plan()
     from nagara.pool.poolfile import plan_of_file, read_pool_file
 
     return asyncio.run(plan_of_file(read_pool_file(file), settings.state))
@@ -122,22 +96,16 @@ def _plan(settings: Settings, file: Path | None) -> dict[str, list]:  # type: ig
 @pool.command()
 @click.argument("machine")
 @click.option("--resume", is_flag=True, help="Take it back into use instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
-def drain(settings: Settings, machine: str, resume: bool) -> None:
-    """Give MACHINE no new leases; with --resume, give it some again.
+def drain(settings: Settings, machine: str, resume: bool, as_json: bool) -> None:
+    """Give MACHINE no new leases; with --resume, give it some again."""
+    _say(connect(settings.state).order_machine(machine, "resume" if resume else "drain"), as_json)
 
-    The order is left in the pool's record; the process that owns the pool carries it out within
-    a second or so, or when it is started next.
-    """
-    record = _record(settings, readonly=False)
-    states = {row.name: row.state for row in record.read().machines}
-    if machine not in states:
-        raise PoolError(f"no machine is called {machine!r}", hint="`nagara pool status` lists them")
-    allowed = MachineState.DRAINING if resume else MachineState.READY
-    if states[machine] is not allowed:
-        raise PoolError(f"it is {states[machine]}, not {allowed}", where=machine)
-    record.add_order(machine, "resume" if resume else "drain")
-    click.echo(f"{machine}: {'resume' if resume else 'drain'} ordered")
+
+def _say(answer: dict[str, Any], as_json: bool) -> None:
+    text = json.dumps(answer, indent=2) if as_json else f"{answer['machine']}: {answer['state']}"
+    click.echo(text)
 
 
 @pool.command()
@@ -190,18 +158,27 @@ def simulate(
 
 
 @pool.command()
+@click.argument("machine", required=False)
 @click.option(
-    "--kind", type=click.Choice(["boot", "medium", "heavy"]), default="boot", show_default=True,
-    help="How thoroughly.",
+    "--kind", type=click.Choice(["boot", "medium", "heavy"]), default=None,
+    help="How thoroughly  [default: boot; medium for a machine of the pool].",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
-def diagnose(settings: Settings, kind: str, as_json: bool) -> None:
-    """Run the health checks on this machine. Exit code 1 if one fails."""
+def diagnose(settings: Settings, machine: str | None, kind: str | None, as_json: bool) -> None:
+    """Run the health checks on this machine; exit code 1 if one fails.
+
+    With MACHINE, order the running nagara to look at a machine of its pool: it gets no new
+    leases, is looked at once it is empty, and then goes on or is taken out.
+    """
+    if machine is not None:
+        what = f"diagnose?kind={kind or 'medium'}"
+        _say(connect(settings.state).order_machine(machine, what), as_json)
+        return
     from nagara.contract.machine import CheckKind, Outcome
     from nagara.pool.health.machine import check_machine
 
-    report = asyncio.run(check_machine(CheckKind(kind), settings.state))
+    report = asyncio.run(check_machine(CheckKind(kind or "boot"), settings.state))
     if as_json:
         print_json(asdict(report))
     else:

@@ -1,6 +1,8 @@
 """`nagara store`: looks after the objects of this machine and the tiers behind them."""
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,6 +19,7 @@ from nagara.store.collecting import Collection, collect_local, collect_tier
 from nagara.store.moving import Moved, pull, push
 from nagara.store.names import ObjectName, parse_name
 from nagara.store.roots import fetch_root, list_roots, read_root
+from nagara.store.scrubbing import Scrub, pace_for, stopping
 
 _TIER_S = 3600.0
 
@@ -95,6 +98,36 @@ def verify(settings: Settings, tenant: str, rate: str) -> None:
         click.echo(f"removed: {text}")
     if wrong:
         raise SystemExit(1)
+
+
+@store.command()
+@tenant_option
+@click.option("--within", default="30d", show_default=True, help="How long one pass may take.")
+@click.option("--once", is_flag=True, help="End with the pass at hand.")
+@click.pass_obj
+def scrub(settings: Settings, tenant: str, within: str, once: bool) -> None:
+    """Read every object again and again, slowly, from the disk itself; for a service.
+
+    Wrong ones are removed and will be fetched again. Goes on where it was stopped.
+    """
+    within_s = parse_duration_s(within)
+    if within_s <= 0:
+        raise UsageError("--within must be longer than nothing")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with opened_folder(settings) as folder:
+        local = folder.tenant(tenant)
+        while not stop.is_set():
+            begun_s = time.monotonic()
+            done = Scrub(local, pace_for(local, within_s), stopping(stop)).run_pass()
+            said = "read again" if done.is_whole else "read again before the stop"
+            click.echo(f"{done.objects} objects {said}, {len(done.wrong)} wrong")
+            for text in done.wrong:
+                click.echo(f"removed: {text}")
+            if once:
+                return
+            stop.wait(max(0.0, within_s - (time.monotonic() - begun_s)))
 
 
 @store.command()

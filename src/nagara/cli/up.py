@@ -25,8 +25,11 @@ from nagara.contract.node import NodeUnavailableError
 from nagara.contract.replica import ModelMount
 from nagara.control.control import Control, Ready
 from nagara.image.models import find_model
+from nagara.node.remote_machine import RemoteMachine
 from nagara.node.remote_node import RemoteNode
-from nagara.pool.slots import Slots
+from nagara.pool.poolfile import PoolFile, open_providers, own_slots, read_pool_file
+from nagara.pool.providers.local import own_offering
+from nagara.pool.setup import PoolSetup
 
 _AGENT_START_S = 60.0
 _AGENT_PAUSE_S = 1.0
@@ -47,9 +50,13 @@ _log = logging.getLogger(__name__)
 @click.option(
     "--slots",
     type=click.IntRange(min=1),
-    default=lambda: max(4, len(os.sched_getaffinity(0))),
-    show_default="one a core, at least 4",
-    help="How many replicas this machine may run at once.",
+    help="How many replicas this machine may run at once  [default: one a core, at least 4]",
+)
+@click.option(
+    "--pool",
+    "pool_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep machines ready as this pool file says, beside or instead of this one.",
 )
 @click.option(
     "--auth",
@@ -77,7 +84,8 @@ def up(
     file: Path | None,
     host: str,
     port: int,
-    slots: int,
+    slots: int | None,
+    pool_file: Path | None,
     auth: str,
     socket: Path | None,
     user: str | None,
@@ -91,17 +99,22 @@ def up(
     if end_with_parent:
         die_with_parent(signal.SIGTERM)
     app_file = _read(file)
+    machines = None if pool_file is None else read_pool_file(pool_file)
+    if machines is not None and slots is not None:
+        raise UsageError("the pool file says how many slots there are", where="--slots")
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     settings.state.mkdir(parents=True, exist_ok=True)
 
     async def run() -> None:
         async with _agent(settings.state, socket, user) as path:
+            pool = _pool(settings.state, path, machines, slots)  # reads files, as who we still are
             if user:
                 _become(user, settings.state)
             control = Control(
                 settings.state,
                 RemoteNode(path),
-                Slots(slots),
+                pool,
+                nodes=lambda address: RemoteNode(_socket_of(address)),
                 host=host,
                 port=port,
                 models=_finder(settings.models_dir),
@@ -111,6 +124,25 @@ def up(
             await control.run(_announce, app_file=app_file)
 
     asyncio.run(run())
+
+
+def _pool(state: Path, agent: Path, file: PoolFile | None, slots: int | None) -> PoolSetup:
+    """This machine, and what a pool file has beside or instead of it."""
+
+    def agents(name: str, address: str) -> RemoteMachine:
+        return RemoteMachine(_socket_of(address) if address else agent)
+
+    if file is None:
+        count = slots or max(4, len(os.sched_getaffinity(0)))
+        return PoolSetup(own_offering(count, state), agents)
+    here = own_slots(file)
+    own = None if here is None else own_offering(here, state)
+    return PoolSetup(own, agents, open_providers(file), file.policy)
+
+
+def _socket_of(address: str) -> Path:
+    """An address as providers list it: the agent's socket, with or without `unix:` before it."""
+    return Path(address.removeprefix("unix:"))
 
 
 def _read(file: Path | None) -> tuple[str, str] | None:

@@ -1,7 +1,7 @@
 """Draws where the time of starts went: one bar of stages each, on one scale, side by side.
 
 A start is the document of the admin API: `kind, total_s, stages` (seconds, `unaccounted` among
-them), `fallback`, `error`.
+them), `fallback`, `error`, `files`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nagara.base.spans import STAGES
+from nagara.base.units import format_bytes
 
 _COLOURS = {
     "acquire": "magenta",
@@ -62,14 +63,51 @@ def _legend(starts: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def _remarks(starts: Sequence[Mapping[str, Any]]) -> list[Text]:
-    """Why a start was not a restored one, or failed."""
+    """Why a start was not a restored one, or failed; and what it read."""
     remarks = []
     for start in starts:
         if start.get("error"):
             remarks.append(Text(f"{start['replica']} failed: {start['error']}", style="red"))
         elif start.get("fallback"):
             remarks.append(Text(f"why {start['kind']}: {start['fallback']}", style="dim"))
+    for start in starts:
+        if files := start.get("files"):
+            what = f"files of the {start['kind']} start: {files_line(files)}"
+            remarks.append(Text(what, style="dim"))
     return remarks
+
+
+_WAYS = {
+    "local": "all on this machine",
+    "lazy": "read through the file daemon",
+    "tree": "read through one file system for the whole tree",
+    "copy": "copied before the first start",
+}
+
+
+def files_line(files: Mapping[str, Any]) -> str:
+    """How a start's files became visible and what it read of them, in a line."""
+    if files["way"] == "host":
+        return "this machine's own"
+    parts = [
+        f"{files['kind']} image, {files['objects']} objects, {format_bytes(files['size_bytes'])}, "
+        + _WAYS[files["way"]]
+    ]
+    if files["read_objects"] is not None:
+        share = files["read_bytes"] / max(files["size_bytes"], 1)
+        parts.append(
+            f"read {files['read_objects']} objects, {format_bytes(files['read_bytes'])} "
+            f"({share:.0%})"
+        )
+    far = [tier for tier in files["tiers"] if tier["tier"] != "local"]
+    parts += [
+        f"{tier['objects']} objects, {format_bytes(tier['size_bytes'])} from {tier['tier']}"
+        for tier in far
+    ]
+    if files["prefetched_objects"]:
+        prefetched = format_bytes(files["prefetched_bytes"])
+        parts.append(f"{files['prefetched_objects']} objects, {prefetched} ahead of need")
+    return "; ".join(parts)
 
 
 def _seconds(seconds: float) -> str:

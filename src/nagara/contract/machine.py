@@ -145,14 +145,16 @@ class DeviceEvent:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What a machine's monitor has found since it was last asked.
+    """What a machine's monitor has found that was not heard yet.
 
     `rounds` rises with each round the monitor finished: one that stands still says nothing.
+    `mark` goes back with the next question: events up to it have arrived and are told no more.
     """
 
     rounds: int
     events: tuple[DeviceEvent, ...]
     results: tuple[CheckResult, ...]
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +186,8 @@ class MachineAgent(Protocol):
         """Runs the checks of that kind."""
         ...
 
-    async def vitals(self) -> Vitals:
-        """What the monitor saw since the last call."""
+    async def vitals(self, heard: str) -> Vitals:
+        """What the monitor saw since the answer whose `mark` is `heard`; empty: there is none."""
         ...
 
     async def renew(self, renewals: tuple[Renewal, ...]) -> RenewalAnswer:

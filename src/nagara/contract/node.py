@@ -11,6 +11,8 @@ from nagara.base.errors import NagaraError
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    ImageOrder,
+    ImageReport,
     NodeFacts,
     ReplicaStatus,
     StartOrder,
@@ -30,6 +32,12 @@ class ReplicaGoneError(NodeError):
     """The replica named is not (or no longer) on this machine."""
 
 
+class BadImageError(NodeError):
+    """An image that was ordered cannot be had: its source is wrong, absent or damaged."""
+
+    exit_code = 2
+
+
 class NodeUnavailableError(NodeError):
     """The machine's agent cannot be reached; what its replicas do is unknown."""
 
@@ -39,6 +47,14 @@ class Node(Protocol):
 
     async def facts(self) -> NodeFacts:
         """What the machine is."""
+        ...
+
+    async def bring_image(self, order: ImageOrder) -> ImageReport:
+        """Brings an app's image here, so that its replicas can be started; again is quick.
+
+        Raises:
+            BadImageError: naming the source and what is wrong with it.
+        """
         ...
 
     async def start(self, order: StartOrder) -> StartReport:

@@ -57,6 +57,33 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
+class HookStep:
+    """One thing a replica is asked to do around a snapshot: a request to its port, or a command
+    run inside it. Exactly one of `path` and `command` is set.
+
+    `body` is JSON text. A request carries the replica's own token, as `Authorization: Bearer`.
+    """
+
+    path: str | None = None
+    method: str = "POST"
+    body: str | None = None
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHooks:
+    """What is done before a replica is saved, and in each one put back before it serves.
+
+    `in_python`: its Python processes listen for nagara, without a change to their code: they give
+    unused memory back before, and renew their random generators after.
+    """
+
+    before: tuple[HookStep, ...] = ()
+    after: tuple[HookStep, ...] = ()
+    in_python: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """Everything a node must know of an app in order to run a replica of it.
 
@@ -76,6 +103,61 @@ class ReplicaSpec:
     limits: Limits = Limits()
     start_timeout_s: float = 600.0
     snapshot: bool = True  # restore from one where it fits
+    hooks: SnapshotHooks = SnapshotHooks()
+    image_index: str | None = None  # names the tree that `image` was at deployment; not for `host`
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOrder:
+    """Bring an app's image, and the models it is to show, to the machine.
+
+    `image` is a source as in an app file: `dir:PATH`, `venv:PATH`, ..., or `image:NAME`.
+    """
+
+    tenant: str
+    app: str
+    image: str
+    models: tuple[ModelMount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReport:
+    """An image that is ready to be started from."""
+
+    index: str  # equal for equal trees
+    files: int
+    size_bytes: int
+    new_bytes: int  # contents that were not in the store before
+    missing: tuple[str, ...] = ()  # libraries that its programs need and this machine lacks
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierRead:
+    """What came from one tier of the store."""
+
+    tier: str
+    objects: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilesReport:
+    """How a replica's files became visible, and what its start read of them.
+
+    `read_*` are None where nobody counts: contents that are all on this machine are read by the
+    kernel without asking anyone. Objects above 64 MiB count by the 4 MiB chunks that were touched.
+    """
+
+    kind: str  # "host", "venv", "oci", ...
+    way: str  # "host", "local", "lazy", "tree" or "copy"
+    objects: int = 0  # of the image and its models together
+    size_bytes: int = 0
+    read_objects: int | None = None
+    read_bytes: int | None = None
+    prefetched_objects: int = 0
+    prefetched_bytes: int = 0
+    tiers: tuple[TierRead, ...] = ()  # for all replicas of the tenant meanwhile, nearest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +180,7 @@ class StartReport:
     snapshot: str | None = None  # the snapshot it was restored from
     fallback: str | None = None  # why a restore was not possible or failed; None when not tried
     capture_wanted: bool = False  # no snapshot fits this machine yet
+    files: FilesReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +227,4 @@ class NodeFacts:
     isolation: str  # "container" or "process"
     can_snapshot: bool
     missing: tuple[str, ...] = ()  # what the machine lacks for the full path, in words
+    bringing: tuple[str, ...] = ()  # images on their way to this machine, in words

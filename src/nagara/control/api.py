@@ -15,13 +15,16 @@ from aiohttp import web
 
 from nagara.base.errors import NagaraError, UsageError
 from nagara.contract.node import Node, NodeUnavailableError, ReplicaGoneError
+from nagara.control.app_images import with_images
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import Auth, bearer
 from nagara.control.fleet import Fleet
+from nagara.control.pool_api import PoolApi
 from nagara.control.refusal import Refusal, bad_request, not_found, unauthorised
 from nagara.control.replicas import ReplicaState
 from nagara.control.service import Service
 from nagara.control.state import KeyRecord, State
+from nagara.pool.service import PoolService
 
 MAX_APP_FILE_BYTES = 2**20
 MAX_LOG_BYTES = 16 * 2**20
@@ -35,7 +38,9 @@ _Handler = Callable[[web.BaseRequest, _Arguments], Awaitable[web.Response]]
 class Api:
     """The routes below `/api/`."""
 
-    def __init__(self, fleet: Fleet, node: Node, state: State, auth: Auth) -> None:
+    def __init__(
+        self, fleet: Fleet, node: Node, state: State, auth: Auth, pool: PoolService
+    ) -> None:
         self._fleet = fleet
         self._node = node
         self._state = state
@@ -53,6 +58,7 @@ class Api:
             ("GET", re.compile(r"/api/keys"), self._keys),
             ("POST", re.compile(r"/api/keys"), self._add_key),
             ("DELETE", re.compile(r"/api/keys/(?P<id>[0-9a-f]+)"), self._delete_key),
+            *PoolApi(pool).routes,
         )
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -99,10 +105,9 @@ class Api:
             apps = parse_apps(body.decode(), file)
         except UnicodeDecodeError as error:
             raise bad_request(f"{file} is not UTF-8 text") from error
-        for app in apps:
-            self._fleet.mounts(app)
+        named = [(app, self._fleet.mounts(app)) for app in apps]
         services = []
-        for app in apps:
+        for app in await with_images(self._node, named):
             version = await self._state.put_app(app)
             services.append(await self._fleet.deploy(app, version))
         return web.json_response({"apps": [_describe(service) for service in services]})
@@ -162,7 +167,7 @@ class Api:
         """`{"app", "starts": [...]}`, newest first; `name` is an app or a replica.
 
         A start: `replica, kind, stages (seconds, with unaccounted), total_s, started_s,
-        fallback, snapshot, error`.
+        fallback, snapshot, error, files`.
         """
         name = arguments["name"]
         replica = None

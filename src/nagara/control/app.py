@@ -1,16 +1,16 @@
 """What a user deploys, as frozen values. Pure: no I/O, no clock.
 
 `App.definition` is the digest of everything that decides what a replica of the app *is*: image,
-models, command, port, readiness, device, environment, limits and canary. How many replicas there
-are and how long requests may wait is left out, so that changing `scale.max` or a time-out costs
-no snapshot.
+models, command, port, readiness, device, environment, limits, canary and snapshot hooks. How many
+replicas there are and how long requests may wait is left out, so that changing `scale.max` or a
+time-out costs no snapshot.
 """
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from nagara.contract.replica import Canary, Limits, ModelMount, ReplicaSpec
+from nagara.contract.replica import Canary, Limits, ModelMount, ReplicaSpec, SnapshotHooks
 
 DEFAULT_TENANT = "default"
 
@@ -52,6 +52,8 @@ class App:
     scale: Scale = Scale()
     timeouts: Timeouts = Timeouts()
     snapshot: bool = True
+    hooks: SnapshotHooks = field(default_factory=SnapshotHooks)
+    image_index: str | None = None  # the tree that `image` was at deployment; None for `host`
     served_model: str | None = None  # the name its OpenAI server knows its model by
 
     @property
@@ -64,7 +66,7 @@ class App:
         return {
             "tenant": self.tenant,
             "app": self.name,
-            "image": self.image,
+            "image": self.image if self.image_index is None else [self.image, self.image_index],
             "models": self.models,
             "command": self.command,
             "port": self.port,
@@ -73,6 +75,7 @@ class App:
             "env": sorted(self.env),
             "limits": [self.limits.cpu, self.limits.memory_bytes],
             "canary": [self.canary.path, self.canary.body, self.canary.is_openai],
+            "hooks": asdict(self.hooks),
         }
 
     def spec(self, mounts: tuple[ModelMount, ...]) -> ReplicaSpec:
@@ -91,6 +94,8 @@ class App:
             limits=self.limits,
             start_timeout_s=self.timeouts.start_s,
             snapshot=self.snapshot,
+            hooks=self.hooks,
+            image_index=self.image_index,
         )
 
     @property

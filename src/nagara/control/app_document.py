@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from nagara.contract.replica import Canary, Limits
+from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks
 from nagara.control.app import App, Scale, Timeouts
 
 
@@ -23,7 +23,18 @@ def from_document(document: dict[str, Any]) -> App:
             "env": tuple((name, value) for name, value in values["env"]),
             "canary": Canary(**values["canary"]),
             "limits": Limits(**values["limits"]),
+            "hooks": _hooks(values["hooks"]),
             "scale": Scale(**values["scale"]),
             "timeouts": Timeouts(**values["timeouts"]),
         }
     )
+
+
+def _hooks(values: dict[str, Any]) -> SnapshotHooks:
+    steps = {
+        when: tuple(
+            HookStep(**{**step, "command": tuple(step["command"])}) for step in values[when]
+        )
+        for when in ("before", "after")
+    }
+    return SnapshotHooks(steps["before"], steps["after"], values["in_python"])

@@ -24,22 +24,24 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from nagara.base.errors import UsageError
 from nagara.base.units import parse_duration_s, parse_size_bytes
-from nagara.contract.replica import Canary, Limits
+from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks
 from nagara.control.app import App, Scale, Timeouts
 from nagara.control.errors import AppFileError
 from nagara.control.openai_server import default_canary, is_openai_path, recognise
+from nagara.control.presets import PRESETS, preset_of
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = frozenset({"api", "v1", "nagara", "healthz", "readyz", "metrics"})
-_LATER_IMAGES = ("venv:", "oci:", "docker-archive:", "registry:", "dir:")
+_IMAGES_AT_PATHS = ("dir:", "venv:", "oci:", "docker-archive:")
+_IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
 
 # Keys of the design that this version refuses instead of passing over, by the table they stand in.
 LATER: dict[str, frozenset[str]] = {
     "app.*": frozenset({"secrets", "network", "schedule", "priority", "regions"}),
     "limits": frozenset({"disk"}),
-    "snapshot": frozenset({"secrets", "weights", "before", "after"}),
+    "snapshot": frozenset({"secrets", "weights"}),
 }
 
 
@@ -79,10 +81,16 @@ def _size(value: object) -> object:
 def _image(value: str) -> str:
     if value == "host":
         return value
-    if value.startswith(_LATER_IMAGES):
-        raise _problem(f'images of the kind "{value.partition(":")[0]}:" are not supported yet; '
-                       'the one allowed value is "host"')  # fmt: skip
-    raise _problem(f'unknown image {value!r}; the one allowed value is "host"')
+    kind, colon, place = value.partition(":")
+    if kind + colon not in _IMAGES[1:] or not place:
+        raise _problem(f'unknown image {value!r}; write "host" or one of '
+                       + ", ".join(f'"{known}..."' for known in _IMAGES[1:]))  # fmt: skip
+    if kind + colon in _IMAGES_AT_PATHS and not place.startswith("/"):
+        raise _problem(f"the path {place!r} must begin with a slash: it is the machine's that "
+                       "runs the app, whoever deploys it from where")  # fmt: skip
+    if "\0" in place:
+        raise _problem("an image's name contains a zero byte")
+    return value
 
 
 def _device(value: object) -> object:
@@ -151,8 +159,34 @@ class _CanaryTable(_Table):
         return self
 
 
+class _StepTable(_Table):
+    path: Path | None = None
+    method: Literal["POST", "GET", "PUT"] = "POST"
+    body: dict[str, Any] | None = None
+    command: list[Word] = []
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> "_StepTable":
+        if (self.path is None) == (not self.command):
+            raise _problem("a step has either a path or a command")
+        return self
+
+    def step(self) -> HookStep:
+        body = None if self.body is None else json.dumps(self.body, sort_keys=True)
+        return HookStep(self.path, self.method, body, tuple(self.command))
+
+
 class _SnapshotTable(_Table):
-    canary: _CanaryTable
+    canary: _CanaryTable | None = None
+    preset: Literal["auto", "none", "python", "vllm", "vllm-deep", "sglang"] = "auto"
+    before: list[_StepTable] = []
+    after: list[_StepTable] = []
+
+    def hooks(self, automatic: str) -> SnapshotHooks:
+        preset = PRESETS[automatic if self.preset == "auto" else self.preset]
+        before = tuple(table.step() for table in self.before)
+        after = tuple(table.step() for table in self.after)
+        return SnapshotHooks(before + preset.before, preset.after + after, preset.in_python)
 
 
 class _LimitsTable(_Table):
@@ -196,6 +230,8 @@ _TABLES: dict[str, type[_Table]] = {
     "scale": _ScaleTable,
     "snapshot": _SnapshotTable,
     "canary": _CanaryTable,
+    "before": _StepTable,
+    "after": _StepTable,
     "limits": _LimitsTable,
     "timeouts": _TimeoutsTable,
 }
@@ -270,12 +306,12 @@ def _describe(app: str, detail: ErrorDetails) -> str:
     keys = [str(part) for part in detail["loc"] if part not in ("bool", "_SnapshotTable")]
     where = ".".join([app, *keys])
     if detail["type"] == "extra_forbidden":
-        table = keys[-2] if len(keys) > 1 else "app.*"
+        table = next((key for key in reversed(keys[:-1]) if not key.isdigit()), "app.*")
         return f"{where}: {_unknown_key(table, keys[-1])}"
     if detail["type"] == "missing":
         return f"{where}: this key is required"
     if detail["loc"][:1] == ("snapshot",) and detail["type"].startswith("bool"):
-        return f"{where}: must be true, false or {{canary = {{path = ..., body = {{...}}}}}}"
+        return f"{where}: must be true, false or a table such as {{canary = {{path = ...}}}}"
     message = detail["msg"]
     return f"{where}: {message[:1].lower()}{message[1:]}"
 
@@ -292,8 +328,8 @@ def _unknown_key(table: str, key: str) -> str:
 def _to_app(name: str, table: _AppTable) -> App:
     server = recognise(table.command)
     canary = default_canary(server, table.ready)
-    if isinstance(table.snapshot, _SnapshotTable):
-        chosen = table.snapshot.canary
+    kept = table.snapshot if isinstance(table.snapshot, _SnapshotTable) else _SnapshotTable()
+    if (chosen := kept.canary) is not None:
         body = None if chosen.body is None else json.dumps(chosen.body, sort_keys=True)
         canary = Canary(chosen.path, body, is_openai=is_openai_path(chosen.path))
     return App(
@@ -310,5 +346,6 @@ def _to_app(name: str, table: _AppTable) -> App:
         scale=Scale(table.scale.min, table.scale.max, table.scale.concurrency, table.scale.idle),
         timeouts=Timeouts(table.timeouts.start, table.timeouts.request, table.timeouts.queue),
         snapshot=table.snapshot is not False,
+        hooks=kept.hooks(preset_of(table.command, table.env)),
         served_model=server.model if server is not None else None,
     )

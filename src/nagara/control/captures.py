@@ -83,7 +83,20 @@ class Captures:
             status.failures += record.version == service.version
         if status.failures >= MAX_FAILURES and status.state != "done":
             status.state = "off"
+        if app.snapshot and status.report is None and (lack := await self._lack()):
+            status.state = "off"
+            status.report = CaptureReport(None, lack)
         service.capture = status
+
+    async def _lack(self) -> str | None:
+        """Why the machine cannot save any replica, known without trying."""
+        try:
+            facts = await self._node.facts()
+        except NagaraError:  # not reached yet: the first start will tell
+            return None
+        if facts.can_snapshot:
+            return None
+        return f"this machine cannot save replicas: {'; '.join(facts.missing)}"
 
     def started(self, service: Service, app: App, report: StartReport) -> None:
         """Takes note of what a start tells about the app's snapshot."""
@@ -118,7 +131,7 @@ class Captures:
         """Begins the next capture if a slot is free that nobody waits for."""
         if self._current is not None or not self._wanted:
             return
-        lease = self._supply.claim_spare()
+        lease = self._supply.claim_here(self._wanted[0].app)
         if lease is None:
             return
         service = self._wanted.pop(0)
@@ -153,6 +166,7 @@ class Captures:
             self.give_way()
 
     async def _capture(self, service: Service, app: App, name: str, lease: Lease) -> None:
+        await self._supply.durable()
         await self._state.add_replica(name, app, lease, state="starting", purpose="capture")
         _log.info("%s: making a snapshot", name)
         try:

@@ -87,6 +87,18 @@ class ControlClient:
         key: str = self._call("POST", f"/api/keys?{urlencode({'name': name})}")["key"]
         return key
 
+    def pool(self) -> dict[str, Any]:
+        """The pool: its machines, its figures."""
+        return self._call("GET", "/api/pool")
+
+    def pool_plan(self) -> dict[str, Any]:
+        """The pool's latest plan, explained."""
+        return self._call("GET", "/api/pool/plan")
+
+    def order_machine(self, name: str, what: str) -> dict[str, Any]:
+        """`drain`, `resume`, or `diagnose?kind=KIND`; the machine's state after it."""
+        return self._call("POST", f"/api/pool/machines/{quote(name, safe='')}/{what}")
+
     def wait_for_capture(self, app: str, *, timeout_s: float) -> dict[str, Any]:
         """Waits until the app's snapshot is made or given up; returns its `capture` document.
 

@@ -9,6 +9,7 @@ import errno
 import json
 import logging
 import os
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from nagara.base.errors import NagaraError, UsageError
 from nagara.contract.node import Node
 from nagara.contract.replica import ModelMount
 from nagara.control.api import Api
+from nagara.control.app_images import with_images
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import KEY_FILE, Auth
 from nagara.control.client import CONTROL_FILE
@@ -29,12 +31,17 @@ from nagara.control.database import Database
 from nagara.control.errors import ControlError
 from nagara.control.fleet import Fleet
 from nagara.control.gateway import Gateway
+from nagara.control.lending import Lending
+from nagara.control.machines import Machines, Nodes
 from nagara.control.nodewatch import NodeWatch
+from nagara.control.pool_record import PoolRecord
 from nagara.control.refusal import Refusal
 from nagara.control.scaling import Scaling
 from nagara.control.state import State
 from nagara.control.tasks import Tasks
-from nagara.pool.slots import Slots
+from nagara.pool.bootclock import BootClock
+from nagara.pool.service import PoolService
+from nagara.pool.setup import PoolSetup
 
 DRAIN_S = 10.0
 
@@ -54,13 +61,19 @@ def no_models(name: str) -> ModelMount:
     raise UsageError(f"there is no model {name!r} on this machine")
 
 
+def no_other_nodes(address: str) -> Node:
+    """For a pool of this machine alone."""
+    raise AssertionError(f"nobody launches machines here, but there is one at {address!r}")
+
+
 class Control:
-    """One control process over one node.
+    """One control process over one node, and the machines of its pool.
 
     Args:
         state_dir: its folder, used by no other control process at the same time.
-        node: the machine whose replicas it controls.
-        slots: how many of them there may be.
+        node: the machine it runs on.
+        pool: the machines that replicas run on, this one among them.
+        nodes: reaches the node of another machine by its address.
         host: where to listen; loopback unless other machines shall reach it.
         port: 0 takes a free one.
         models: finds a model of the machine by name; must be quick; raises `NagaraError`.
@@ -72,8 +85,9 @@ class Control:
         self,
         state_dir: Path,
         node: Node,
-        slots: Slots,
+        pool: PoolSetup,
         *,
+        nodes: Nodes = no_other_nodes,
         host: str = "127.0.0.1",
         port: int = 0,
         models: Callable[[str], ModelMount] = no_models,
@@ -86,7 +100,9 @@ class Control:
         self._clock = clock or SystemClock()
         self._state_dir = state_dir
         self._node = node
-        self._slots = slots
+        self._pool_setup = pool
+        self._nodes = nodes
+        self._pool_clock = clock or BootClock()
         self._host = host
         self._port = port
         self._models = models
@@ -123,12 +139,15 @@ class Control:
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = Tasks(group)
-                    fleet = Fleet(self._node, self._slots, state, self._models, self._clock, tasks)
+                    pool = await self._pool(database)
+                    node = Machines(self._node, pool, self._nodes)
+                    fleet = Fleet(node, Lending(pool), state, self._models, self._clock, tasks)
+                    pool.on_lost, pool.on_room = fleet.lost, fleet.hand_on
                     await fleet.begin()
-                    for app in apps:
-                        fleet.mounts(app)
+                    named = [(app, fleet.mounts(app)) for app in apps]
+                    for app in await with_images(self._node, named):
                         await fleet.deploy(app, await state.put_app(app))
-                    await self._serve(group, fleet, state, auth, ready)
+                    await self._serve(group, fleet, node, pool, state, auth, ready)
             except BaseExceptionGroup as errors:
                 # A fault that a person can act upon comes as itself, not as a group of one.
                 only = errors.exceptions[0]
@@ -138,23 +157,34 @@ class Control:
         finally:
             await database.close()
 
+    async def _pool(self, database: Database) -> PoolService:
+        record = PoolRecord(database)
+        saved = await record.read()
+        pool = PoolService(saved, record, self._pool_setup, self._pool_clock, _machine_name)
+        await pool.load()
+        return pool
+
     async def _serve(
         self,
         group: asyncio.TaskGroup,
         fleet: Fleet,
+        node: Machines,
+        pool: PoolService,
         state: State,
         auth: Auth,
         ready: Callable[[Ready], None],
     ) -> None:
-        watch = NodeWatch(self._node, fleet, state, self._clock)
+        watch = NodeWatch(node, fleet, state, self._clock)
         await watch.take_over()
+        pool.settle()
+        pooling = group.create_task(pool.run(), name="pool")
         loops = [
             group.create_task(watch.listen(), name="listen to the node"),
             group.create_task(watch.compare_for_ever(), name="compare with the node"),
             group.create_task(Scaling(fleet, self._clock).run(), name="scaling"),
         ]
         gateway = Gateway(fleet.services, auth, fleet.broken, self._clock)
-        runner = _server(gateway, Api(fleet, self._node, state, auth))
+        runner = _server(gateway, Api(fleet, node, state, auth, pool))
         await runner.setup()
         try:
             url = await self._listen(runner)
@@ -166,6 +196,9 @@ class Control:
             await self._stopping.wait()
         finally:
             await self._end(fleet, runner, loops)
+            pooling.cancel()
+            await asyncio.wait([pooling])
+            await pool.close()
 
     async def _listen(self, runner: web.ServerRunner) -> str:
         site = web.TCPSite(runner, self._host, self._port)
@@ -199,6 +232,10 @@ class Control:
             )
         await fleet.end(keep=self._keep, drain_s=self._drain_s)
         await runner.cleanup()
+
+
+def _machine_name(pool: str) -> str:
+    return f"{pool}-{secrets.token_hex(4)}"
 
 
 def _server(gateway: Gateway, api: Api) -> web.ServerRunner:

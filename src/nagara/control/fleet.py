@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 
 from nagara.base.clock import Clock
@@ -24,14 +25,16 @@ from nagara.control.app import App
 from nagara.control.autoscaler import Memory, after_restart
 from nagara.control.captures import Captures
 from nagara.control.dispatch import Dispatcher, Endpoint
+from nagara.control.lending import Lending
 from nagara.control.refusal import Refusal
 from nagara.control.replicas import Replica, ReplicaEvent, ReplicaState
-from nagara.control.service import Service
+from nagara.control.service import Service, longest_idle
 from nagara.control.state import StartRecord, State
 from nagara.control.supply import NoSupplyError, Supply
 from nagara.control.tasks import Tasks, surely
 from nagara.control.upstream import Upstream
-from nagara.pool.slots import Slots
+from nagara.pool.actions import Lost
+from nagara.pool.lease import same_grant
 
 _REASON_CHARS = 2000
 
@@ -49,7 +52,7 @@ class Fleet:
     def __init__(
         self,
         node: Node,
-        slots: Slots,
+        lending: Lending,
         state: State,
         models: Callable[[str], ModelMount],
         clock: Clock,
@@ -60,9 +63,9 @@ class Fleet:
         self._state = state
         self._models = models
         self._clock = clock
-        self._slots = slots
         self._tasks = tasks
-        self._supply = Supply(slots, self._freeing, self._make_room)
+        self._supply = Supply(lending, self._freeing, self._make_room)
+        self.hand_on = self._supply.hand_on  # slots may have become free
         self.captures = Captures(node, self._supply, state, self.mounts, clock, self._tasks.spawn)
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._all: dict[str, tuple[Service, Replica]] = {}
@@ -76,7 +79,6 @@ class Fleet:
         for deployed in await self._state.apps():
             service = self._new_service(deployed.app, deployed.version)
             await self.captures.load(service)
-        self._slots.raise_epochs(await self._state.highest_epochs())
 
     async def end(self, *, keep: bool, drain_s: float) -> None:
         """Folds everything, or with `keep` leaves ready replicas to a later process.
@@ -250,7 +252,8 @@ class Fleet:
             with waterfall.stage("acquire"):
                 dispatcher = service.dispatcher
                 may_evict = dispatcher.held > 0 and not dispatcher.endpoints
-                replica.lease = await self._supply.claim(may_evict=may_evict)
+                replica.lease = await self._supply.claim(replica.app, may_evict=may_evict)
+                await self._supply.durable()
                 await self._state.add_replica(
                     replica.name, replica.app, replica.lease, state=replica.state, purpose="serve"
                 )
@@ -302,6 +305,7 @@ class Fleet:
             started_s=started_s,
             fallback=report.fallback,
             snapshot=report.snapshot,
+            files=None if report.files is None else asdict(report.files),
         )
         await self._state.add_start(record)
         if replica.state is _S.READY:
@@ -342,9 +346,9 @@ class Fleet:
 
     def _no_supply(self, service: Service, error: NoSupplyError) -> None:
         if not service.is_coming:
-            service.dispatcher.refuse_held(
-                Refusal(503, f"{error.what}: {error.hint}", code="no_supply", retry_after_s=5.0)
-            )
+            said, after_s = f"{error.what}: {error.hint}", error.retry_after_s
+            refusal = Refusal(503, said, code="no_supply", retry_after_s=after_s)
+            service.dispatcher.refuse_held(refusal)
 
     async def _end_cancelled(self, replica: Replica) -> None:
         await self._stop_surely(replica.name)
@@ -402,10 +406,9 @@ class Fleet:
 
     def _freeing(self) -> int:
         """Slots whose replicas are being ended."""
-        ending = 0
-        for _, replica in self._all.values():
-            is_coming = replica.state in (_S.STARTING, _S.READY)
-            ending += not is_coming and replica.lease is not None
+        coming = (_S.STARTING, _S.READY)
+        replicas = [replica for _, replica in self._all.values() if replica.lease is not None]
+        ending = sum(replica.state not in coming for replica in replicas)
         return ending + self.captures.freeing
 
     def _make_room(self, may_evict: bool) -> bool:
@@ -414,17 +417,10 @@ class Fleet:
             return True
         if not may_evict:
             return False
-        now_s = self._clock.monotonic_s()
-        idle = [
-            (view.idle_s, view.replica, service)
-            for service in self.services.values()
-            if service.count(_S.READY) > service.app.scale.min and not service.dispatcher.held
-            for view in service.views(now_s)
-            if view.is_ready and view.running == 0
-        ]
-        if not idle:
+        idle = longest_idle(self.services.values(), self._clock.monotonic_s())
+        if idle is None:
             return False
-        _, name, service = max(idle, key=lambda entry: entry[0])
+        service, name = idle
         _log.info("%s: gives its slot to an app with waiting requests", name)
         self.drain(service, name)
         return True
@@ -444,7 +440,7 @@ class Fleet:
         service = self.services.get(status.app)
         if service is None or not service.fits(status):
             return False
-        if not self._supply.adopt(status.lease):
+        if not self._supply.adopt(status.lease, service.app):
             return False
         now_s = self._clock.monotonic_s()
         replica = Replica(status.replica, service.app, status.lease)
@@ -454,6 +450,14 @@ class Fleet:
         service.dispatcher.add(self._endpoint(service, replica.name, now_s, 0.0))
         service.memory = after_restart(now_s)
         return True
+
+    def lost(self, lost: Lost) -> None:
+        """A lease is over because its machine is gone: so is whatever ran under it."""
+        for name, (service, replica) in list(self._all.items()):
+            if same_grant(replica.lease, lost.lease):
+                self.cancel(service, name)
+                self.ended(name, None)
+                self._nudge(service)
 
     def stop_unknown(self, name: str) -> None:
         """Ends a replica that nobody ordered, or that nobody remembers."""

@@ -32,4 +32,20 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             id TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL,
             sha256 TEXT NOT NULL UNIQUE, created_s REAL NOT NULL)""",
     ),
+    ("ALTER TABLE starts ADD COLUMN files TEXT",),
+    (
+        """CREATE TABLE pool_machines (
+            name TEXT PRIMARY KEY, offering TEXT NOT NULL, state TEXT NOT NULL,
+            epoch INTEGER NOT NULL, reason TEXT NOT NULL, address TEXT NOT NULL,
+            after_drain TEXT)""",
+        """CREATE TABLE pool_leases (
+            slot TEXT PRIMARY KEY, machine TEXT NOT NULL, epoch INTEGER NOT NULL, app TEXT,
+            needs TEXT NOT NULL, wanted TEXT NOT NULL)""",
+        "CREATE INDEX pool_leases_by_machine ON pool_leases (machine)",
+        "CREATE TABLE pool_facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    ),
+    (
+        "ALTER TABLE pool_machines ADD COLUMN diagnosis TEXT NOT NULL DEFAULT 'medium'",
+        "ALTER TABLE pool_machines ADD COLUMN kept_out TEXT NOT NULL DEFAULT '[]'",
+    ),
 )

@@ -15,6 +15,7 @@ from nagara.control.refusal import Refusal, bad_request
 # Sleep, wake, weights and development endpoints of the known servers, and nagara's own hooks.
 _DENIED = re.compile(
     r"/(?:sleep|wake|wake_up|is_sleeping|collective_rpc|reset_prefix_cache|reset_mm_cache"
+    r"|reset_encoder_cache|release_kv_cache_memory|server_info"
     r"|release_memory_occupation|resume_memory_occupation|update_weights_from_\w+"
     r"|nagara(?:/.*)?)/?",
     re.IGNORECASE,

@@ -5,6 +5,7 @@ Changed by the fleet's tasks on the loop; decides only what follows from its own
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nagara.contract.replica import CaptureReport, ReplicaStatus
@@ -153,3 +154,18 @@ class Service:
             return ReplicaView(replica.name, is_ready=False)
         idle_s = 0.0 if endpoint.running else now_s - endpoint.idle_since_s
         return ReplicaView(replica.name, True, endpoint.running, idle_s)
+
+
+def longest_idle(services: Iterable[Service], now_s: float) -> tuple[Service, str] | None:
+    """The replica that has been idle longest of those that their apps need not keep."""
+    idle = [
+        (view.idle_s, view.replica, service)
+        for service in services
+        if service.count(ReplicaState.READY) > service.app.scale.min and not service.dispatcher.held
+        for view in service.views(now_s)
+        if view.is_ready and view.running == 0
+    ]
+    if not idle:
+        return None
+    _, name, service = max(idle, key=lambda entry: entry[0])
+    return service, name

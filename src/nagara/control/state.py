@@ -10,6 +10,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from nagara.base.clock import Clock
 from nagara.contract.replica import CaptureReport, Lease
@@ -43,6 +44,7 @@ class StartRecord:
     fallback: str | None = None
     snapshot: str | None = None
     error: str | None = None
+    files: Mapping[str, Any] | None = None  # as `FilesReport`
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +195,6 @@ class State:
 
         return await self._database.run(act)
 
-    async def highest_epochs(self) -> dict[str, int]:
-        """By slot, the highest epoch ever granted."""
-
-        def act(db: sqlite3.Connection) -> dict[str, int]:
-            rows = db.execute("SELECT slot, max(epoch) AS epoch FROM replicas GROUP BY slot")
-            return {row["slot"]: row["epoch"] for row in rows}
-
-        return await self._database.run(act)
-
     # -- starts ----------------------------------------------------------------------------
 
     async def add_start(self, start: StartRecord) -> None:
@@ -209,10 +202,11 @@ class State:
         values = (
             start.replica, start.tenant, start.app, start.kind, json.dumps(dict(start.stages)),
             start.total_s, start.fallback, start.snapshot, start.error, start.started_s,
+            None if start.files is None else json.dumps(dict(start.files)),
         )  # fmt: skip
         await self._note(
             lambda db: db.execute(
-                "INSERT OR REPLACE INTO starts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values
+                "INSERT OR REPLACE INTO starts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values
             )
         )
 
@@ -228,9 +222,7 @@ class State:
                 " ORDER BY started_s DESC, rowid DESC LIMIT ?",
                 (tenant, app, replica, limit),
             )
-            return [
-                StartRecord(**{**dict(row), "stages": json.loads(row["stages"])}) for row in rows
-            ]
+            return [_start_record(row) for row in rows]
 
         return await self._database.run(act)
 
@@ -298,6 +290,11 @@ class State:
         return await self._database.run(
             lambda db: db.execute("DELETE FROM keys WHERE id = ?", (id_,)).rowcount > 0
         )
+
+
+def _start_record(row: sqlite3.Row) -> StartRecord:
+    files = None if row["files"] is None else json.loads(row["files"])
+    return StartRecord(**{**dict(row), "stages": json.loads(row["stages"]), "files": files})
 
 
 def _capture(row: sqlite3.Row) -> CaptureRecord:

@@ -12,8 +12,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nagara.engine.errors import RequestError
 from nagara.engine.graphs import StepGraphs
-from nagara.engine.request import TokenLogprob
+from nagara.engine.request import FinishReason, TokenLogprob
 from nagara.engine.runner import Launched, Runner
 from nagara.engine.scheduler import Outcome, Scheduler
 
@@ -34,6 +35,7 @@ class Committed(NamedTuple):
 
     outcome: Outcome
     logprob: TokenLogprob | None
+    error: RequestError | None = None  # the request's own code failed: it has ended
 
 
 class Core:
@@ -54,6 +56,11 @@ class Core:
     def graphs(self) -> StepGraphs | None:
         """The graphs captured so far, where the device has such."""
         return self._runner.graphs
+
+    def capture(self, rows: int) -> None:
+        """Capture the graphs of steps with so many rows ahead of need; not while a step runs."""
+        assert not self._in_flight
+        self._runner.capture(rows)
 
     @property
     def has_work(self) -> bool:
@@ -87,9 +94,13 @@ class Core:
         self.times.tokens += len(outcomes)
         for outcome in outcomes:
             guide = outcome.sequence.guide
-            if guide is not None and outcome.finish_reason is None:
+            if outcome.sample in results.faults:
+                self.scheduler.end(outcome.sequence, FinishReason.CANCELLED)
+            elif guide is not None and outcome.finish_reason is None:
                 guide.accept(outcome.token_id)
-        return [Committed(o, results.logprobs[o.sample]) for o in outcomes]
+        return [
+            Committed(o, results.logprobs[o.sample], results.faults.get(o.sample)) for o in outcomes
+        ]
 
     def drain(self) -> list[Committed]:
         """Commit what is in flight without planning more."""

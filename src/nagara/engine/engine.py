@@ -6,22 +6,22 @@ Text is made on the receiving side; the step thread decodes only what has stop s
 
     any thread        submit, cancel, sleep, wake ──► inbox ──► step thread: loop of `Core.step`
     asyncio loop      stream  ◄── Mailbox ◄── receivers ◄──┘        │ submit       ▲ events
-    caller's thread   generate ◄── queue  ◄──┘                      └► device streams
+    caller's thread   generate ◄── Letterbox ◄┘                     └► device streams
 """
 
 import asyncio
 import logging
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from nagara.engine.answer import AnswerBuilder, merge
+from nagara.engine.answer import AnswerBuilder
+from nagara.engine.answer_stream import AnswerStream
 from nagara.engine.blocks import BlockPool
 from nagara.engine.core import Committed, Core
 from nagara.engine.errors import (
@@ -31,12 +31,13 @@ from nagara.engine.errors import (
     RequestError,
 )
 from nagara.engine.events import Receiver, TokenEvent
+from nagara.engine.generation import generate_all
 from nagara.engine.grammar import GrammarMaker
 from nagara.engine.graph_shapes import GraphShapes
 from nagara.engine.graphs import CudaGraphs
 from nagara.engine.inputs import Capacity
 from nagara.engine.loading import LoadedModel, load_model
-from nagara.engine.mailbox import Mailbox
+from nagara.engine.mailbox import Letterbox, Mailbox
 from nagara.engine.progress import Progress, shown_progress
 from nagara.engine.request import FinishReason, Output, SamplingParams, fresh_seed
 from nagara.engine.runner import Graphing, Runner
@@ -129,8 +130,9 @@ class Engine:
         self._wake_up = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._by_key: dict[int, Sequence] = {}
-        self._mailboxes: dict[int, Mailbox] = {}
+        self._mailboxes: dict[int, Mailbox | Letterbox] = {}
         self._next_key = 0
+        self._places: set[int] = set()  # keys of those that count; guarded by `_wake_up`
         self._active_s = 0.0
         self._is_closing = self._is_asleep = False
         self._failure: EngineError | None = None
@@ -165,11 +167,21 @@ class Engine:
             self._device.close()
         return is_over
 
+    @property
+    def failure(self) -> EngineError | None:
+        """Why the engine has ended by itself; it takes nothing any more then."""
+        return self._failure
+
+    def join(self) -> EngineError | None:
+        """Wait until the step thread has ended, by `close` or by itself; its failure if any."""
+        self._thread.join()
+        return self._failure
+
     def submit(self, prompt: Items[int], params: SamplingParams, receiver: Receiver) -> int:
         """Queue a request; the returned key cancels it.
 
         Raises:
-            RequestError: it can never run as asked.
+            RequestError: it can never run as asked, or too many wait already.
             EngineError: the engine is closing, asleep, or has failed.
         """
         self.check(prompt, params)
@@ -177,11 +189,11 @@ class Engine:
         ends = set(params.stop_token_ids)
         if not params.ignore_eos:
             ends.update(self.config.eos_ids)
-        if len(self._by_key) >= self.settings.max_concurrency + self.settings.max_waiting:
-            raise OverloadedError("too many requests wait already")
         with self._wake_up:
             if self._failure is not None:
                 raise self._failure
+            if len(self._places) >= self.settings.max_concurrency + self.settings.max_waiting:
+                raise OverloadedError("too many requests wait already")
             if self._is_closing or self._is_asleep:
                 raise EngineError(f"the engine is {'closing' if self._is_closing else 'asleep'}")
             sequence = Sequence(
@@ -198,12 +210,18 @@ class Engine:
                 arrived_s=time.monotonic(),
             )
             self._next_key += 1
+            self._places.add(sequence.key)
             self._inbox.append(partial(self._add, sequence))
             self._wake_up.notify()
         return sequence.key
 
     def cancel(self, key: int) -> None:
-        """End a request; its receiver gets a last event. Unknown and ended keys are let be."""
+        """End a request; its receiver gets a last event. Unknown and ended keys are let be.
+
+        Its place is free at once; what it holds of the cache as soon as no step uses that.
+        """
+        with self._wake_up:
+            self._places.discard(key)
         self._command(partial(self._cancel, key))
 
     def check(self, prompt: Items[int], params: SamplingParams) -> None:
@@ -231,28 +249,25 @@ class Engine:
             )
         self._scheduler.check_fits(len(prompt) + params.max_tokens)
 
-    async def stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Output, None]:
-        """One request's answer in pieces; leaving early cancels it. Called in an asyncio loop.
+    def stream(self, prompt: Prompt, params: SamplingParams) -> AnswerStream:
+        """One request, begun at once, and its answer in pieces. Called in an asyncio loop.
 
         Raises:
-            RequestError: it can never run as asked.
-            EngineError: the engine failed.
+            RequestError: it can never run as asked, or too many wait already.
+            EngineError: the engine is closing, asleep, or has failed.
         """
         ids = self._ids(prompt)
         loop = asyncio.get_running_loop()
         mailbox = self._mailboxes.get(id(loop))
-        if mailbox is None:
+        if not isinstance(mailbox, Mailbox):
+            ended = [key for key, box in self._mailboxes.items() if box.is_over]
+            for key in ended:
+                self._mailboxes.pop(key, None)
             mailbox = self._mailboxes[id(loop)] = Mailbox(loop)
         letters: asyncio.Queue[TokenEvent] = asyncio.Queue()
         builder = AnswerBuilder(self.tokenizer, params, len(ids))
-        key = self.submit(ids, params, partial(mailbox.post, letters))
-        try:
-            while builder.finish_reason is None:
-                piece = builder.take(await letters.get())
-                if piece.text or piece.token_ids or piece.finish_reason is not None:
-                    yield piece
-        finally:
-            self.cancel(key)
+        number = self.submit(ids, params, partial(mailbox.post, letters))
+        return AnswerStream(letters, builder, partial(self.cancel, number))
 
     def generate(
         self,
@@ -268,33 +283,20 @@ class Engine:
                 (ended, all) each time a prompt's answer ends.
 
         Raises:
-            RequestError: one of them can never run; none is computed then.
+            RequestError: one of them can never run, and none is computed then; or others hold
+                every place of the engine.
             EngineError: the engine failed.
         """
         all_ids = [self._ids(prompt) for prompt in prompts]
         for ids in all_ids:
             self.check(ids, params)
-        events: queue.SimpleQueue[tuple[int, TokenEvent]] = queue.SimpleQueue()
-        builders = [AnswerBuilder(self.tokenizer, params, len(ids)) for ids in all_ids]
-        pieces: list[list[Output]] = [[] for _ in prompts]
-        keys = [
-            self.submit(ids, params, lambda event, i=i: events.put((i, event)))  # type: ignore[misc]
-            for i, ids in enumerate(all_ids)
-        ]
+        letters = Letterbox()
+        self._mailboxes[id(letters)] = letters
         try:
-            with shown_progress(progress, len(keys)) as show:
-                ended = 0
-                while ended < len(keys):
-                    index, event = events.get()
-                    if builders[index].finish_reason is None:
-                        pieces[index].append(builders[index].take(event))
-                        if builders[index].finish_reason is not None:
-                            ended += 1
-                            show(ended, len(keys))
+            with shown_progress(progress, len(all_ids)) as show:
+                return generate_all(self, self.tokenizer, letters, all_ids, params, show)
         finally:
-            for key in keys:
-                self.cancel(key)
-        return [merge(some) for some in pieces]
+            del self._mailboxes[id(letters)]
 
     def stats(self) -> EngineStats:
         """A snapshot; the numbers may be a step apart from each other."""
@@ -391,33 +393,49 @@ class Engine:
 
     def _hand_out(self, committed: list[Committed]) -> None:
         for item in committed:
-            outcome = item.outcome
-            if outcome.finish_reason is not None:
-                self._by_key.pop(outcome.sequence.key, None)
-            outcome.sequence.receiver(
-                TokenEvent(
-                    outcome.token_id, item.logprob, outcome.finish_reason, outcome.is_end_token
-                )
-            )
+            sequence, token, _, reason, is_end = item.outcome
+            event = TokenEvent(token, item.logprob, reason, is_end)
+            if item.error is not None:
+                event = TokenEvent(None, None, FinishReason.CANCELLED, error=item.error)
+            if event.finish_reason is not None:
+                self._leave(sequence.key)
+            self._tell(sequence, event)
         self._flush()
+
+    def _tell(self, sequence: Sequence, event: TokenEvent) -> None:
+        try:
+            sequence.receiver(event)
+        except Exception:  # foreign code: the others' requests go on
+            log.exception("a receiver failed; its request is cancelled")
+            if self._leave(sequence.key) is not None:
+                self._scheduler.end(sequence, FinishReason.CANCELLED)
+
+    def _leave(self, key: int) -> Sequence | None:
+        """Give the request's place to another; None when it has been given already."""
+        sequence = self._by_key.pop(key, None)
+        if sequence is not None:
+            with self._wake_up:
+                self._places.discard(key)
+        return sequence
 
     def _flush(self) -> None:
         for mailbox in list(self._mailboxes.values()):
             mailbox.flush()
 
     def _add(self, sequence: Sequence) -> None:
-        if self._is_asleep:
-            error = EngineError("the engine is asleep")
-            sequence.receiver(TokenEvent(None, None, FinishReason.CANCELLED, error=error))
-            return
         self._by_key[sequence.key] = sequence
+        if self._is_asleep:
+            self._leave(sequence.key)
+            error = EngineError("the engine is asleep")
+            self._tell(sequence, TokenEvent(None, None, FinishReason.CANCELLED, error=error))
+            return
         self._scheduler.add(sequence)
 
     def _cancel(self, key: int) -> None:
-        sequence = self._by_key.pop(key, None)
+        sequence = self._leave(key)
         if sequence is not None:
             self._scheduler.end(sequence, FinishReason.CANCELLED)
-            sequence.receiver(TokenEvent(None, finish_reason=FinishReason.CANCELLED))
+            self._tell(sequence, TokenEvent(None, finish_reason=FinishReason.CANCELLED))
 
     def _fall_asleep(self) -> None:
         for key in list(self._by_key):
@@ -442,9 +460,10 @@ class Engine:
             self._inbox.clear()
         for command in commands:
             command()
-        for sequence in list(self._by_key.values()):
-            sequence.receiver(TokenEvent(None, None, FinishReason.CANCELLED, error=error))
-        self._by_key.clear()
+        for key in list(self._by_key):
+            sequence = self._leave(key)
+            if sequence is not None:
+                self._tell(sequence, TokenEvent(None, None, FinishReason.CANCELLED, error=error))
         self._flush()
 
 

@@ -80,6 +80,10 @@ class SamplingParams:
             _check(0 <= self.logprobs <= MAX_TOP_LOGPROBS, "logprobs", limit)
         if self.seed is not None:
             _check(-(2**63) <= self.seed < 2**63, "seed", "must be a 64 bit integer")
+        if self.guide is not None:
+            rule = "cannot be kept by an answer of a given form: the form says where it ends"
+            _check(not self.min_tokens, "min_tokens", rule)
+            _check(not self.ignore_eos, "ignore_eos", rule)
         is_simple = not (self.has_penalty or self.logit_bias or self.min_tokens or self.needs_host)
         object.__setattr__(self, "is_greedy", self.temperature == 0)
         object.__setattr__(self, "is_simple", is_simple)

@@ -6,6 +6,7 @@ Host side: the step thread. Device side: `_compute`, on the compute stream.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -15,7 +16,7 @@ from nagara.engine.graphs import GraphMaker, StepGraphs
 from nagara.engine.inputs import POISON, BlockTables, BufferSet, Capacity
 from nagara.engine.model import StepModel
 from nagara.engine.request import TokenLogprob
-from nagara.engine.sampling import History, Sample, Sampler, logprobs_of
+from nagara.engine.sampling import Faults, History, Sample, Sampler, logprobs_of
 from nagara.engine.sequence import Run, StepPlan
 from nagara.engine.streams import Device, Event
 
@@ -29,6 +30,7 @@ class Launched:
     out: Event
     samples: tuple[Sample, ...]
     has_logprobs: bool
+    faults: Faults  # filled in by the device side
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Results:
 
     tokens: list[int]
     logprobs: list[TokenLogprob | None]
+    faults: Faults  # samples whose own code failed: their tokens mean nothing
 
 
 class Runner:
@@ -94,8 +97,13 @@ class Runner:
             (s.params.logprobs for s in samples if s.params.logprobs is not None), default=None
         )
 
+        faults: Faults = {}
+        entered = [run.slot for run in plan.runs if run.is_first] if self._is_checking else []
+
         def compute() -> None:
-            self._compute(buffers, shape, samples, histories, alternatives)
+            if entered:
+                self._last_token[entered] = POISON  # nothing of whoever had the slot before
+            self._compute(buffers, shape, samples, histories, alternatives, faults)
 
         def copy_out() -> None:
             buffers.copy_out(len(samples), has_logprobs=alternatives is not None)
@@ -104,7 +112,22 @@ class Runner:
         computed = self._device.compute.submit(compute, (arrived,))
         out = self._device.outward.submit(copy_out, (computed,))
         buffers.in_use = out
-        return Launched(plan, buffers, out, samples, alternatives is not None)
+        return Launched(plan, buffers, out, samples, alternatives is not None, faults)
+
+    def capture(self, rows: int) -> None:
+        """Capture the graphs of steps with so many rows ahead of need. Nothing may be in flight.
+
+        What runs for it has padded rows only: they touch nothing that anybody owns.
+        """
+        if self._shapes is None:
+            return
+        for shape in self._shapes.of_rows(rows):
+            for buffers in self._sets:
+                buffers.row_count = buffers.width = 0
+                buffers.pad(shape, self._block_size, self._shapes.spare_block)
+                arrived = self._device.inward.submit(buffers.copy_in)
+                work = partial(self._forward, buffers, shape)
+                self._device.compute.submit(work, (arrived,)).wait()
 
     def read(self, step: Launched) -> Results:
         """Wait for a step and take its results. The one place where the host waits.
@@ -122,7 +145,7 @@ class Runner:
             if POISON in tokens:
                 raise EngineError("a token was read before it was written")
             step.buffers.poison()
-        return Results(tokens, logprobs)
+        return Results(tokens, logprobs, step.faults)
 
     def _compute(
         self,
@@ -131,16 +154,20 @@ class Runner:
         samples: tuple[Sample, ...],
         histories: tuple[History, ...],
         alternatives: int | None,
+        faults: Faults,
     ) -> None:
         with torch.inference_mode():
             for history in histories:
                 self._sampler.begin(history)
+            if self._is_checking and bool((buffers.inputs(self._last_token).ids == POISON).any()):
+                raise EngineError("a slot's token was used before it was drawn")
             count = len(samples)
             logits = self._forward(buffers, shape)[:count]
             if not count:
                 return
             raw = logits.clone() if alternatives is not None else logits
-            tokens = self._sampler.draw(logits, samples, buffers.device_numbers[:, :count])
+            numbers = buffers.device_numbers[:, :count]
+            tokens = self._sampler.draw(logits, samples, numbers, faults)
             self._last_token[buffers.device_samples[1, :count]] = tokens
             buffers.device_tokens[:count] = tokens
             if alternatives is not None:
@@ -152,9 +179,10 @@ class Runner:
         def work() -> torch.Tensor:
             return self._model.forward(buffers.inputs(self._last_token))
 
-        if shape is None or self.graphs is None:
-            return work()
-        return self.graphs.run(buffers.index, shape, work)
+        with torch.inference_mode():
+            if shape is None or self.graphs is None:
+                return work()
+            return self.graphs.run(buffers.index, shape, work)
 
 
 def _sample(run: Run) -> Sample:

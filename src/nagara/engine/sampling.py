@@ -12,10 +12,29 @@ from typing import NamedTuple
 
 import torch
 
+from nagara.engine.errors import RequestError
 from nagara.engine.request import LogitsProcessor, SamplingParams
 
 _MASK = (1 << 64) - 1
 FILTER_WIDTH = 1024  # candidates looked at first; a row that needs more is sorted whole
+
+
+def moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`values` on the device, without waiting for what the device still does.
+
+    A copy from pageable memory would wait for the whole stream. The pinned memory is torch's own:
+    it is not used again before the copy has ended.
+    """
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+def placed(
+    values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """A few numbers of the host as a tensor `[len(values)]` of the device."""
+    return moved(torch.tensor(values, dtype=dtype), device)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -25,6 +44,9 @@ def uniform(seed: int, position: int) -> float:
         z = ((z ^ (z >> shift)) * factor) & _MASK
     z ^= z >> 31
     return (z >> 11) / (1 << 53)
+
+
+Faults = dict[int, RequestError]  # sample → why the code that came with its request failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +84,6 @@ class Sample(NamedTuple):
         )
 
 
-def send(values: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers of the host as a tensor of the device.
-
-    On CUDA from pinned memory: a copy from other memory makes the host wait for all that runs.
-    """
-    is_cuda = device.type == "cuda"
-    held = torch.tensor(values, dtype=dtype, pin_memory=is_cuda)
-    return held.to(device, non_blocking=True) if is_cuda else held
-
-
 class Sampler:
     """Draws tokens; remembers per slot what penalties need, on the device, as tokens are drawn."""
 
@@ -89,28 +101,32 @@ class Sampler:
         counts, in_prompt = self._counts[history.slot], self._in_prompt[history.slot]
         counts.zero_()
         in_prompt.zero_()
-        # index_fill_ and not an assignment, whose value would come from the host
-        in_prompt.index_fill_(0, send(history.prompt, self._device, torch.int64), True)
+        in_prompt[placed(history.prompt, self._device)] = True
         if history.output:
             times = Counter(history.output)
-            ids = send(list(times), self._device, torch.int64)
-            counts[ids] = send(list(times.values()), self._device, torch.int32)
+            ids = placed(list(times), self._device)
+            counts[ids] = placed(list(times.values()), self._device, torch.int32)
 
     def draw(
         self,
         logits: torch.Tensor,
         samples: Sequence[Sample],
         numbers: torch.Tensor,
+        faults: Faults,
     ) -> torch.Tensor:
         """Tokens `[samples]` from `logits [samples, vocab]`, which are changed in place.
 
-        `numbers [4, samples]`: temperature, top_p, min_p and the uniform number.
+        `numbers [4, samples]`: temperature, top_p, min_p and the uniform number. A sample whose
+        own processor fails is noted in `faults` and drawn without it.
         """
         if all(sample.params.is_simple and sample.params.is_greedy for sample in samples):
             return best_of(logits)
         for row, sample in enumerate(samples):
             if not sample.is_plain:
-                self._adjust(logits[row], sample)
+                try:
+                    self._adjust(logits[row], sample)
+                except RequestError as error:
+                    faults[row] = error
         random = [i for i, sample in enumerate(samples) if not sample.params.is_greedy]
         if not random:
             tokens = best_of(logits)
@@ -118,7 +134,7 @@ class Sampler:
             tokens = draw_rows(logits, samples, numbers)
         else:
             tokens = best_of(logits)
-            index = send(random, logits.device, torch.int64)
+            index = placed(random, logits.device)
             some = draw_rows(logits[index], [samples[i] for i in random], numbers[:, index])
             tokens[index] = some
         self._remember(samples, tokens)
@@ -128,9 +144,8 @@ class Sampler:
         rows = [i for i, sample in enumerate(samples) if sample.params.has_penalty]
         if rows:
             assert self._counts is not None
-            slots = send([samples[i].slot for i in rows], tokens.device, torch.int64)
-            drawn = tokens[send(rows, tokens.device, torch.int64)]
-            self._counts[slots, drawn] += 1
+            slots = placed([samples[i].slot for i in rows], tokens.device)
+            self._counts[slots, tokens[placed(rows, tokens.device)]] += 1
 
     def _adjust(self, row: torch.Tensor, sample: Sample) -> None:
         params = sample.params
@@ -142,14 +157,16 @@ class Sampler:
         for token, bias in params.logit_bias:
             row[token] += bias
         if sample.banned:
-            row.index_fill_(0, send(sample.banned, row.device, torch.int64), float("-inf"))
-        for processor in sample.processors:
-            row.copy_(processor(sample.seen, row.clone()))
+            row[placed(sample.banned, row.device)] = float("-inf")
         if sample.allowed is not None:
-            forbidden = ~sample.allowed
-            if row.is_cuda:
-                forbidden = forbidden.pin_memory().to(row.device, non_blocking=True)
-            row.masked_fill_(forbidden, float("-inf"))
+            row.masked_fill_(~moved(sample.allowed, row.device), float("-inf"))
+        for processor in sample.processors:
+            try:
+                row.copy_(processor(sample.seen, row.clone()))
+            except Exception as error:  # foreign code: the batch goes on without this request
+                raise RequestError(
+                    f"a logits processor failed: {error!r}", where="logits_processors"
+                ) from error
 
 
 def penalise(
@@ -184,11 +201,11 @@ def draw_rows(
     tokens = torch.empty(len(samples), dtype=torch.int64, device=logits.device)
     free = [i for i in range(len(samples)) if i not in set(filtered)]
     if free:
-        index = send(free, logits.device, torch.int64)
+        index = placed(free, logits.device)
         mass = (scaled[index] - total[index]).exp().cumsum(-1)
         tokens[index] = _invert(mass, draws[index])
-    index = send(filtered, logits.device, torch.int64)
-    top_k = send([samples[i].params.top_k for i in filtered], logits.device, torch.int64)
+    index = placed(filtered, logits.device)
+    top_k = placed([samples[i].params.top_k for i in filtered], logits.device)
     tokens[index] = _draw_filtered(
         scaled[index], total[index], top_k, top_p[index], min_p[index], draws[index]
     )

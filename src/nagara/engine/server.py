@@ -22,6 +22,7 @@ from aiohttp import web
 
 from nagara.engine import openai_api as api
 from nagara.engine.answer import merge
+from nagara.engine.answer_stream import AnswerStream
 from nagara.engine.control_token import check_token
 from nagara.engine.engine import Engine
 from nagara.engine.errors import EngineError, RequestError, UnknownModelError
@@ -30,12 +31,11 @@ from nagara.engine.metrics import ServerMetrics
 from nagara.engine.openai_shapes import ChatShape, CompletionShape, Shape
 from nagara.engine.request import Output, SamplingParams
 from nagara.engine.settings import EngineSettings
-from nagara.engine.tokenizer import Tokenizer
+from nagara.engine.tokenizer import LONG_TEXT, Tokenizer
 
 log = logging.getLogger("nagara.engine")
 
 MAX_BODY_BYTES = 8 << 20
-LONG_TEXT = 4096  # characters; fewer are tokenized sooner than a thread is asked
 AWAKE_NOT_NEEDED = ("/wake", "/sleep", "/metrics")
 LAST_WORDS_S = 0.3  # how long open connections may take when the server ends
 
@@ -105,6 +105,10 @@ class ModelServer:
         self._is_ready = True
         log.info("ready after %.2f s: %s", time.monotonic() - started, self._name)
 
+    async def failed(self) -> EngineError | None:
+        """Returns once the engine has ended, with the reason when nobody has ended it."""
+        return await asyncio.to_thread(self.engine.join)
+
     def close(self) -> bool:
         """End the engine; False if its thread is still inside a step."""
         self._is_ready = False
@@ -123,6 +127,9 @@ class ModelServer:
         if not self._is_ready:
             body = api.error_body("the model is loading", "unavailable_error", None, "loading")
             return web.json_response(body, status=503, headers={"Retry-After": "1"})
+        if self.engine.failure is not None:
+            body = api.error_body(self.engine.failure.what, "server_error", None, "failed")
+            return web.json_response(body, status=503)
         if self.engine.is_asleep and request.path not in AWAKE_NOT_NEEDED:
             body = api.error_body("the engine is asleep", "unavailable_error", None, "asleep")
             return web.json_response(body, status=503, headers={"Retry-After": "1"})
@@ -241,16 +248,31 @@ class ModelServer:
             for choice in range(call.n)
         ]
         shape.use(self._tokens, call.params, has_tools=has_tools)
-        if not call.is_stream:
+        # All are begun before anything is answered: what is refused is refused with its status
+        with contextlib.ExitStack() as begun:
+            streams = [
+                begun.enter_context(contextlib.closing(self.engine.stream(p, params)))
+                for p, params in jobs
+            ]
+            if call.is_stream:
+                return await self._streamed(request, shape, call, streams)
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._whole(p, params)) for p, params in jobs]
+                tasks = [group.create_task(self._whole(stream)) for stream in streams]
             return web.json_response(shape.whole([task.result() for task in tasks], call.n))
+
+    async def _streamed(
+        self,
+        request: web.Request,
+        shape: Shape,
+        call: api.Call,
+        streams: Sequence[AnswerStream],
+    ) -> web.StreamResponse:
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
         await response.prepare(request)
         with contextlib.suppress(ConnectionResetError):  # the client has gone: nobody to tell
-            await self._send_stream(response, shape, call, jobs)
+            await self._send_stream(response, shape, call, streams)
         return response
 
     async def _send_stream(
@@ -258,11 +280,11 @@ class ModelServer:
         response: web.StreamResponse,
         shape: Shape,
         call: api.Call,
-        jobs: Sequence[tuple[list[int], SamplingParams]],
+        streams: Sequence[AnswerStream],
     ) -> None:
         try:
             # Closed at once when the client leaves: closing cancels what is still computed
-            async with contextlib.aclosing(self._merged(jobs)) as merged:
+            async with contextlib.aclosing(self._merged(streams)) as merged:
                 async for index, piece in merged:
                     for chunk in shape.chunks(index, piece):
                         await _send_event(response, chunk)
@@ -274,16 +296,14 @@ class ModelServer:
             await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
 
-    async def _whole(self, prompt: list[int], params: SamplingParams) -> Output:
-        return merge([piece async for piece in self._timed(prompt, params)])
+    async def _whole(self, stream: AnswerStream) -> Output:
+        return merge([piece async for piece in self._timed(stream)])
 
-    async def _timed(
-        self, prompt: list[int], params: SamplingParams
-    ) -> AsyncGenerator[Output, None]:
+    async def _timed(self, stream: AnswerStream) -> AsyncGenerator[Output, None]:
         """A request's pieces, counted."""
         metrics, before = self._metrics, time.monotonic()
         histogram = metrics.first_token
-        async with contextlib.aclosing(self.engine.stream(prompt, params)) as pieces:
+        async with contextlib.aclosing(stream) as pieces:
             async for piece in pieces:
                 now = time.monotonic()
                 histogram.add(now - before)
@@ -294,19 +314,19 @@ class ModelServer:
                 yield piece
 
     async def _merged(
-        self, jobs: Sequence[tuple[list[int], SamplingParams]]
+        self, streams: Sequence[AnswerStream]
     ) -> AsyncGenerator[tuple[int, Output], None]:
-        """The pieces of all jobs as they come, each with its job's index."""
+        """The pieces of all streams as they come, each with its stream's index."""
         pieces: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
 
-        async def follow(index: int, prompt: list[int], params: SamplingParams) -> None:
-            async for piece in self._timed(prompt, params):
+        async def follow(index: int, stream: AnswerStream) -> None:
+            async for piece in self._timed(stream):
                 pieces.put_nowait((index, piece))
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(follow(i, *job)) for i, job in enumerate(jobs)]
+            tasks = [group.create_task(follow(i, stream)) for i, stream in enumerate(streams)]
             try:
-                left = len(jobs)
+                left = len(streams)
                 while left:
                     index, piece = await pieces.get()
                     left -= piece.finish_reason is not None
@@ -362,7 +382,8 @@ async def run_server(settings: ServeSettings) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        EngineError: the model cannot be served or the port is taken.
+        EngineError: the model cannot be served, the port is taken, or the engine failed: whoever
+            supervises this process starts another.
     """
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -389,7 +410,7 @@ async def run_server(settings: ServeSettings) -> None:
         await asyncio.wait({loading, ending}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            await ending
+            await _until_over(server, ending)
     finally:
         log.info("ending")
         is_idle = server.close()
@@ -398,6 +419,13 @@ async def run_server(settings: ServeSettings) -> None:
         # A step or a compilation cannot be interrupted; nothing of it is worth waiting for.
         sys.stderr.flush()
         os._exit(0)
+
+
+async def _until_over(server: ModelServer, ending: "asyncio.Task[Any]") -> None:
+    failing = asyncio.create_task(server.failed())
+    await asyncio.wait({failing, ending}, return_when=asyncio.FIRST_COMPLETED)
+    if failing.done() and not ending.done() and (failure := failing.result()) is not None:
+        raise failure
 
 
 def serve(settings: ServeSettings) -> None:

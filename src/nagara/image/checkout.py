@@ -18,6 +18,7 @@ from pathlib import Path
 
 from nagara.image.tree import Node, printable, walk
 from nagara.store.reader import FileReader
+from nagara.store.sink import FileSink
 from nagara.store.store import Store
 
 _FICLONE = 0x40049409  # linux/fs.h
@@ -85,7 +86,7 @@ class _Checkout:
         descriptor = os.open(target, flags, 0o600)
         try:
             if node.inline is not None:
-                os.write(descriptor, node.inline)
+                FileSink(descriptor).write(0, node.inline)
             elif node.content is not None:
                 self._fill(descriptor, node)
         finally:
@@ -100,12 +101,13 @@ class _Checkout:
             if isinstance(reader, FileReader) and clone(descriptor, reader.descriptor):
                 return
             os.ftruncate(descriptor, node.size)
+            sink = FileSink(descriptor)
             buffer = memoryview(bytearray(_COPY_BYTES))
             for start in range(0, node.size, _COPY_BYTES):
                 piece = buffer[: min(_COPY_BYTES, node.size - start)]
                 reader.read_into(piece, start, self._store.deadline(None))
-                if any(piece):
-                    os.pwrite(descriptor, piece, start)
+                if bytes(piece).count(0) != len(piece):
+                    sink.write(start, piece)
         finally:
             reader.close()
 

@@ -11,6 +11,7 @@ import lzma
 import shutil
 import subprocess
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -18,6 +19,8 @@ from typing import BinaryIO
 from nagara.image.errors import BadArchiveError
 
 _PIECE_BYTES = 1 << 18
+# What reading a damaged stream raises beside OSError.
+DAMAGED = (EOFError, ValueError, zlib.error, lzma.LZMAError)
 _GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
 
 

@@ -12,9 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO
 
 from nagara.image.errors import SourceError
+from nagara.image.file_memory import FileMemory
 from nagara.image.tree import INLINE_LIMIT_BYTES, Node
 from nagara.store.hashing import hash_file, next_data
 from nagara.store.names import ObjectName
+from nagara.store.sink import FileSink
 from nagara.store.store import Store
 
 _MEMORY_BYTES = 1 << 20  # up to this size a file is read at once and hashed before it is written
@@ -24,10 +26,17 @@ _AHEAD = 256  # files under way
 
 
 class ContentWriter:
-    """Use as a context manager: at its end everything that was given is in the store."""
+    """Use as a context manager: at its end everything that was given is in the store.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        memory: of earlier imports; what it knows is not read again.
+    """
+
+    def __init__(self, store: Store, memory: FileMemory | None = None) -> None:
         self.store = store
+        self.files = 0  # finished so far, and their bytes: for who shows progress
+        self.bytes = 0
+        self._memory = memory
         self.new: dict[ObjectName, int] = {}  # what was not there before, with its size
         self._pool = ThreadPoolExecutor(_THREADS, "import")
         self._pending: deque[Future[None]] = deque()
@@ -86,11 +95,11 @@ class ContentWriter:
         with self.store.local.temporary() as temporary:
             with temporary.open("r+b", buffering=0) as file:
                 file.truncate(size)
+                sink = FileSink(file.fileno())
                 for start, length in [(0, size)] if extents is None else extents:
                     if extents is not None:
                         stream.seek(start)
-                    file.seek(start)
-                    _copy(stream, file, length)
+                    _copy(stream, sink, start, length)
                 if size <= INLINE_LIMIT_BYTES:
                     node.inline = os.pread(file.fileno(), size, 0) or None
                     return
@@ -108,6 +117,8 @@ class ContentWriter:
             ) from None
         try:
             before = os.fstat(descriptor)
+            if self._is_remembered(node, before):
+                return
             if before.st_size <= _MEMORY_BYTES:
                 content = os.pread(descriptor, before.st_size + 1, 0)
                 if len(content) != before.st_size:
@@ -118,8 +129,22 @@ class ContentWriter:
             after = os.fstat(descriptor)
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
                 raise SourceError("changed while it was read", where=os.fsdecode(path))
+            if self._memory is not None and node.content is not None:
+                self._memory.note(after, node.content)
         finally:
             os.close(descriptor)
+            with self._lock:
+                self.files += 1
+                self.bytes += node.size
+
+    def _is_remembered(self, node: Node, state: os.stat_result) -> bool:
+        """Takes the content that an earlier import read, if it still is in the store."""
+        name = self._memory.find(state) if self._memory is not None else None
+        if name is None or name.size != state.st_size or not self.store.local.has(name):
+            return False
+        self.store.local.folder.ledger.use(self.store.local.tenant, str(name))
+        node.size, node.content = name.size, name
+        return True
 
     def _add_large(self, node: Node, descriptor: int, size: int) -> None:
         """Hashed first: what is there already need not be written."""
@@ -151,16 +176,15 @@ class ContentWriter:
         return True
 
 
-def _copy(stream: BinaryIO, file: BinaryIO, length: int) -> None:
-    while length:
-        piece = stream.read(min(length, _COPY_BYTES))
+def _copy(stream: BinaryIO, sink: FileSink, at: int, length: int) -> None:
+    end = at + length
+    while at < end:
+        piece = stream.read(min(end - at, _COPY_BYTES))
         if not piece:
             raise SourceError("the file's content is cut")
-        if piece.count(0) == len(piece):
-            file.seek(len(piece), os.SEEK_CUR)
-        else:
-            file.write(piece)
-        length -= len(piece)
+        if piece.count(0) != len(piece):
+            sink.write(at, piece)
+        at += len(piece)
 
 
 def _copy_sparse(source: int, target: int, size: int) -> None:

@@ -4,7 +4,6 @@ Nothing is opened before lstat has said that it is a regular file, links are not
 every kind of file is either kept as it is or named in an error. Blocking.
 """
 
-import contextlib
 import errno
 import os
 import stat
@@ -123,15 +122,23 @@ class _Walk:
                 raise UnrepresentableError(
                     "a layer whose files are metadata only, or renamed folders",
                     where=printable(path),
-                    hint="mount it with metacopy=off,redirect_dir=off to make layers",
+                    hint="mount it with metacopy=off,redirect_dir=off to make layers; above an "
+                    "image that needs Linux 6.16 or newer",
                 )
             if not name.startswith(_KEPT):
                 raise UnrepresentableError(
                     f"the extended attribute {printable(name)} cannot be kept",
                     where=printable(path),
                 )
-            with contextlib.suppress(OSError):  # it went away between list and get
+            try:
                 found.append((name, os.getxattr(full, name, follow_symlinks=False)))
+            except OSError as error:
+                if error.errno == errno.ENODATA:
+                    continue  # it went away between list and get
+                raise SourceError(
+                    f"the extended attribute {printable(name)} cannot be read: {error.strerror}",
+                    where=os.fsdecode(full),
+                ) from error
         return tuple(sorted(found))
 
 

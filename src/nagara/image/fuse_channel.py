@@ -10,6 +10,7 @@ when its asker is being killed. A result that comes after that is dropped.
 
 import errno
 import logging
+import mmap
 import os
 import threading
 import time
@@ -102,9 +103,10 @@ class FuseChannel:
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _read_all(self) -> None:
+        room = memoryview(bytearray(wire.REQUEST_BYTES))
         while True:
             try:
-                raw = os.read(self._descriptor, wire.REQUEST_BYTES)
+                size = os.readv(self._descriptor, [room])
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.EINTR, errno.EAGAIN):
                     continue  # a request was taken back before we had it
@@ -112,7 +114,7 @@ class FuseChannel:
                     _log.exception("the kernel's requests cannot be read")
                 return
             try:
-                self._take(wire.parse_request(raw))
+                self._take(wire.parse_request(bytes(room[:size])))
             except wire.WireError as error:
                 _log.warning("a malformed request: %s", error)
 
@@ -200,10 +202,14 @@ class FuseChannel:
 
 
 def answer_buffer(unique: int, size: int) -> tuple[memoryview, memoryview]:
-    """(whole answer, its body) in memory of this thread, valid until it is asked for again."""
+    """(whole answer, its body) in memory of this thread, valid until it is asked for again.
+
+    The body begins with a page: the kernel copies it page by page into its cache.
+    """
     buffer = getattr(_LOCAL, "buffer", None)
     if buffer is None:
-        buffer = _LOCAL.buffer = memoryview(bytearray(wire.OUT_BYTES + wire.MAX_READ_BYTES))
+        pages = memoryview(mmap.mmap(-1, mmap.PAGESIZE + wire.MAX_READ_BYTES))
+        buffer = _LOCAL.buffer = pages[mmap.PAGESIZE - wire.OUT_BYTES :]
     buffer[: wire.OUT_BYTES] = wire.header(unique, size)
     whole = buffer[: wire.OUT_BYTES + size]
     return whole, whole[wire.OUT_BYTES :]

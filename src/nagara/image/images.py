@@ -5,7 +5,9 @@ An image is a root of the store (kind `images`):
     index    the object that holds the tree
     lists    reference lists: what the tree needs; what its trace needs, once there is one
     trace    the object that says what a start touches, once one was recorded
-    config   how its command is run, if its source said so: env, entrypoint, cmd, workdir, user
+    config   how its command is run, if its source said so: env, entrypoint, cmd, workdir, user;
+             and what it will miss
+    source_state   what its source was: equal states, equal trees; None where that is unknown
 
 Its fingerprint is the index's name: equal fingerprints, equal trees. Blocking; from any thread.
 """
@@ -51,6 +53,7 @@ class Image:
     trace_list: ObjectName | None = None
     starts: int = 0  # recorded so far
     config: Mapping[str, Any] | None = None
+    source_state: str | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -67,6 +70,7 @@ class Image:
             "trace": str(self.trace) if self.trace else None,
             "starts": self.starts,
             "config": dict(self.config or {}),
+            "source_state": self.source_state,
         }
         return Root(KIND, self.name, lists, content)
 
@@ -100,6 +104,7 @@ def image_from(root: Root) -> Image:
             trace_list=root.lists[1] if len(root.lists) > 1 else None,
             starts=int(root.content["starts"]),
             config=dict(root.content["config"]),
+            source_state=root.content.get("source_state"),
         )
     except (KeyError, ValueError, TypeError, IndexError, BadNameError) as error:
         raise CorruptError(f"is no image: {error!r}"[:200], where=root.name) from error
@@ -114,6 +119,7 @@ def add_image(
     new: Mapping[ObjectName, int] | None = None,
     is_layer: bool = False,
     config: Mapping[str, Any] | None = None,
+    source_state: str | None = None,
 ) -> Added:
     """Writes the index of a tree whose contents are in the store, and names the image.
 
@@ -137,7 +143,10 @@ def add_image(
         if node.content is not None:
             needed.add(node.content)
     listing = put_list(store, [*needed, index])
-    image = Image(name, index, listing, source, files, size, is_layer, config=config)
+    image = Image(
+        name, index, listing, source, files, size, is_layer,
+        config=config, source_state=source_state,
+    )  # fmt: skip
     write_root(store.local, image.to_root())
     brought = {each: each.size for each in new or {} if each in needed}
     return Added(
@@ -179,6 +188,15 @@ def remove_image(local: LocalTier, name: str) -> None:
 def load_tree(store: Store, image: Image) -> Node:
     """An image's tree. Raises `BadIndexError`, `StoreError`."""
     return read_index(store.read(image.index), is_layer=image.is_layer)
+
+
+def load_lower(store: Store, index: ObjectName) -> Node:
+    """The tree of an index that was checked, for what stands in for it below overlay.
+
+    The marks of a layer are what they are; an image's own attributes that overlay would take for
+    marks stay escaped, and overlay shows them as they were. Raises `BadIndexError`, `StoreError`.
+    """
+    return read_index(store.read(index), is_layer=True)
 
 
 def fetch_metadata(store: Store, image: Image, deadline_s: float | None = None) -> None:

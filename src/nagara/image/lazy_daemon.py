@@ -37,6 +37,7 @@ from nagara.image.recorder import Recorder
 from nagara.image.trace import read_trace
 from nagara.image.tree import Node, walk
 from nagara.image.tree_files import TreeFiles
+from nagara.store.documents import parse_json
 from nagara.store.errors import StoreError
 from nagara.store.names import ObjectName, parse_name
 from nagara.store.roots import read_list
@@ -103,7 +104,7 @@ class LazyDaemon:
         with connection, connection.makefile("rb") as stream:
             while line := stream.readline(_LINE_LIMIT):
                 try:
-                    answer = self._answer(json.loads(line))
+                    answer = self._answer(parse_json(line))
                 except (NagaraError, ValueError, KeyError, TypeError) as error:
                     answer = {"error": f"{error}" or type(error).__name__}
                 try:

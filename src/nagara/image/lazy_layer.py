@@ -12,7 +12,10 @@ import errno
 import json
 import logging
 import os
+import select
+import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -21,15 +24,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nagara.base.errors import NagaraError
+from nagara.base.folder_lock import folder_lock
 from nagara.base.linux import MNT_DETACH, MS_NODEV, MS_NOSUID, MS_RDONLY, mount, unmount
 from nagara.image.fuse_wire import MAX_READ_BYTES
-from nagara.image.mounts import MountError, mount_points
+from nagara.image.mounts import MountError, device_of, mount_points
 
 _log = logging.getLogger(__name__)
 READ_AHEAD_KIB = 32768
 _START_S = 20.0
+_END_S = 5.0
 _ASK_S = 10.0
 _RESTART_PAUSE_S = 0.2
+_BEAT_S = 2.0
+_GONE = (ConnectionError, FileNotFoundError, ProcessLookupError)  # what asking a dead one raises
+# So long a daemon may leave a ping without an answer before it counts as hung.
+DEAF_S = 15.0
 # Held beside the descriptor once a daemon has begun to serve it: the next one takes over.
 SERVED_MARK = ":served"
 
@@ -70,10 +79,7 @@ def launch_detached(argv: Sequence[str], log: Path) -> None:
 def ask_daemon(path: Path, request: dict[str, Any], *, time_limit_s: float = _ASK_S) -> Any:
     """One question to a daemon's control socket. Raises `DaemonError`."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(time_limit_s)
-            with socket_address(path) as address:
-                client.connect(address)
+        with connected(path, time_limit_s) as client:
             client.sendall(json.dumps(request).encode() + b"\n")
             with client.makefile("rb") as stream:
                 line = stream.readline()
@@ -85,6 +91,39 @@ def ask_daemon(path: Path, request: dict[str, Any], *, time_limit_s: float = _AS
     if "error" in answer:
         raise DaemonError(answer["error"], where=str(path))
     return answer
+
+
+@contextlib.contextmanager
+def connected(path: Path, time_limit_s: float = _ASK_S) -> Iterator[socket.socket]:
+    """A connection to the daemon whose control socket that is. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(time_limit_s)
+        with socket_address(path) as address:
+            client.connect(address)
+        yield client
+
+
+def end_peer(client: socket.socket) -> None:
+    """Waits until the process at the other end is gone, and kills it if it still listens."""
+    credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    (process, _, _) = struct.unpack("3i", credentials)
+    descriptor = os.pidfd_open(process)
+    try:
+        if _is_open(client):  # so the number still is that process's
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        end = select.poll()
+        end.register(descriptor, select.POLLIN)
+        end.poll(_END_S * 1000)
+    finally:
+        os.close(descriptor)
+
+
+def _is_open(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        return client.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
 
 
 @contextlib.contextmanager
@@ -124,6 +163,7 @@ class LazyLayer:
         self.socket = folder / f"{stem}.sock"
         self._log_file = folder / f"{stem}.log"
         self._name = f"fuse:{self.path}"
+        self._lock_folder = folder / "locks" / stem
         self._keeper = keeper
         self._command = (*command, self._name, str(self.socket), *([tree] if tree else []))
         self._launch = launch
@@ -133,10 +173,10 @@ class LazyLayer:
 
     def ensure(self) -> None:
         """Mounted and served afterwards. Raises `MountError`, `DaemonError`."""
-        with self._lock:
-            if not self._is_mounted() or self._held() is None:
+        with self._lock, folder_lock(self._lock_folder):  # other processes mount here too
+            if not self.is_mounted() or self._held() is None:
                 self._mount()
-            if not self._answers():
+            if not self._answers(DEAF_S):
                 self._start()
 
     def ask(self, request: dict[str, Any], *, time_limit_s: float = _ASK_S) -> Any:
@@ -144,9 +184,13 @@ class LazyLayer:
         return ask_daemon(self.socket, request, time_limit_s=time_limit_s)
 
     def supervise(self) -> None:
-        """From now on a dead daemon is replaced at once, by a thread of this process."""
+        """From now on a dead daemon is replaced at once, by a thread of this process.
+
+        One that lives and does not answer is ended, and replaced too.
+        """
         if self._watcher is not None:
             return
+        self._stop.clear()
         self._watcher = threading.Thread(target=self._watch, name="files-daemon", daemon=True)
         self._watcher.start()
 
@@ -155,13 +199,14 @@ class LazyLayer:
         self._stop.set()
         if self._watcher is not None:
             self._watcher.join()
+            self._watcher = None
 
     def unmount(self) -> None:
         """Takes the layer down. Who still reads through it gets ENOTCONN afterwards."""
         self.leave()
-        with contextlib.suppress(DaemonError):
-            self.ask({"op": "stop"})
-        self._take_down()
+        with self._lock, folder_lock(self._lock_folder):
+            self._end()
+            self._take_down()
 
     def _mount(self) -> None:
         """A new mount; what is left of an earlier one, which nobody can serve, goes first."""
@@ -187,17 +232,18 @@ class LazyLayer:
             os.close(descriptor)
 
     def _take_down(self) -> None:
-        if self._is_mounted():
+        if self.is_mounted():
             abort_connection(self.path)
             unmount(self.path, MNT_DETACH)
         self._keeper.release(self._name)
         self._keeper.release(self._name + SERVED_MARK)
 
     def _start(self) -> None:
+        self._end_deaf()
         self.socket.unlink(missing_ok=True)
         self._launch(self._command, self._log_file)
         deadline_s = time.monotonic() + _START_S
-        while not self._answers():
+        while not self._answers(2.0):
             if self._held() is None:  # this kernel cannot hand over: the old mount is lost
                 self._mount()
                 self._launch(self._command, self._log_file)
@@ -219,24 +265,41 @@ class LazyLayer:
                 self._stop.wait(1.0)
 
     def _wait_for_end(self) -> None:
-        """Returns when the daemon's end of a connection closes, or we are to stop."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            try:
-                with socket_address(self.socket) as address:
-                    client.connect(address)
-            except OSError:
-                return
+        """Returns when the daemon ended, when it has to be ended, or we are to stop."""
+        with contextlib.suppress(*_GONE), connected(self.socket) as client:
             client.settimeout(0.2)
+            asked_s, answered_s = 0.0, time.monotonic()
             while not self._stop.is_set():
-                try:
-                    if not client.recv(1):
+                with contextlib.suppress(TimeoutError):
+                    if not client.recv(4096):
                         return
-                except TimeoutError:
-                    continue
+                    asked_s, answered_s = 0.0, time.monotonic()
+                now_s = time.monotonic()
+                if asked_s and now_s - asked_s > DEAF_S:
+                    _log.error("the file daemon does not answer: it is ended")
+                    end_peer(client)
+                    return
+                if not asked_s and now_s - answered_s > _BEAT_S:
+                    client.sendall(b'{"op": "ping"}\n')
+                    asked_s = now_s
 
-    def _answers(self) -> bool:
+    def _end(self) -> None:
+        """Ends the daemon: it is asked to stop, and has to."""
+        with contextlib.suppress(*_GONE), connected(self.socket, DEAF_S) as client:
+            with contextlib.suppress(TimeoutError):
+                client.sendall(b'{"op": "stop"}\n')
+                while client.recv(4096):
+                    pass
+            end_peer(client)
+
+    def _end_deaf(self) -> None:
+        """One that does not answer must not go on beside its successor."""
+        with contextlib.suppress(*_GONE), connected(self.socket) as client:
+            end_peer(client)
+
+    def _answers(self, time_limit_s: float) -> bool:
         try:
-            self.ask({"op": "ping"}, time_limit_s=2.0)
+            self.ask({"op": "ping"}, time_limit_s=time_limit_s)
         except DaemonError:
             return False
         return True
@@ -247,18 +310,9 @@ class LazyLayer:
             os.close(descriptor)
         return descriptor
 
-    def _is_mounted(self) -> bool:
+    def is_mounted(self) -> bool:
+        """Whether there is a mount, served or not."""
         return any(point.target == self.path for point in mount_points(self.path))
-
-
-def device_of(path: Path) -> tuple[int, int] | None:
-    """Device number of what is mounted at `path`, without asking its daemon."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split(" ")
-        if fields[4] == str(path):
-            major, _, minor = fields[2].partition(":")
-            return int(major), int(minor)
-    return None
 
 
 def set_read_ahead(path: Path, kib: int) -> None:
@@ -268,6 +322,16 @@ def set_read_ahead(path: Path, kib: int) -> None:
         entry = Path(f"/sys/class/bdi/{device[0]}:{device[1]}/read_ahead_kb")
         with contextlib.suppress(OSError):
             entry.write_text(f"{kib}\n")
+
+
+def connection_number(device: tuple[int, int]) -> int:
+    """What the kernel calls the FUSE connection of a mount with that device number.
+
+    Its own form of the number (include/linux/kdev_t.h), not the one that stat gives to programs:
+    the two differ from minor 256 on.
+    """
+    major, minor = device
+    return major << 20 | minor
 
 
 def abort_connection(path: Path) -> None:
@@ -284,7 +348,7 @@ def abort_connection(path: Path) -> None:
         with contextlib.suppress(OSError):
             mount("fusectl", control, "fusectl", MS_NODEV | MS_NOSUID)
     try:
-        (control / str(os.makedev(*device)) / "abort").write_text("1")
+        (control / str(connection_number(device)) / "abort").write_text("1")
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EACCES, errno.EROFS):
             raise

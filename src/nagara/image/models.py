@@ -143,7 +143,7 @@ def read_files(folder: Path) -> tuple[ModelFile, ...]:
         ModelError: something in it is no readable regular file; names it.
     """
     files = []
-    for path in _content(folder):
+    for path in model_files(folder):
         try:
             with path.open("rb") as stream:
                 sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -159,7 +159,7 @@ def copy_files(source: Path, target: Path) -> None:
 
     Links are followed: a model folder of a download cache consists of them.
     """
-    for path in _content(source):
+    for path in model_files(source):
         copy = target / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -251,12 +251,13 @@ def _damaged(name: str, path: Path, state: str) -> ModelError:
     )
 
 
-def _content(folder: Path) -> Iterator[Path]:
+def model_files(folder: Path) -> Iterator[Path]:
+    """The files that belong to a model, by name; see `read_files`. Raises `ModelError`."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name == RECORD_NAME:
             continue
         if path.is_dir():
-            yield from _content(path)
+            yield from model_files(path)
         elif path.is_file():
             yield path
         else:

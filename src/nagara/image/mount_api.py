@@ -23,6 +23,9 @@ _MOVE_FROM_DESCRIPTOR = 0x4
 _AT_FDCWD = -100
 RDONLY, NOSUID, NODEV = 0x1, 0x2, 0x4  # mount attributes
 _VALUE_LIMIT = 255
+# Said even where it is the default: some kernels are built with other ones.
+_MAKE_NO_MARKS = {"metacopy": "off", "redirect_dir": "off", "index": "off"}
+_FOLLOW_MARKS = {"metacopy": "on", "redirect_dir": "on", "index": "off"}
 
 
 class FileSystem:
@@ -83,6 +86,11 @@ def mount_overlay_on(
 ) -> None:
     """An overlay at `target`; without `upper` it is read-only.
 
+    From Linux 6.16 on, `upper` holds whole files and folders only, so that it can be a layer
+    elsewhere. Before, data layers were not to be had without overlay's marks for files of which
+    only the metadata was changed and for renamed folders; whoever takes `upper` for a layer has
+    to look for them.
+
     Args:
         lower: read-only layers, the topmost first.
         data: layers that only give bytes to files whose metadata is in `lower`.
@@ -90,18 +98,29 @@ def mount_overlay_on(
     Raises:
         MountError: the kernel refused; says why.
     """
+    layers = [("lowerdir+", layer) for layer in lower] + [("datadir+", layer) for layer in data]
+    if upper is None or work is None:
+        _mount_overlay(_FOLLOW_MARKS, layers, target, NODEV | RDONLY)
+        return
+    layers += [("upperdir", upper), ("workdir", work)]
+    try:
+        _mount_overlay(_MAKE_NO_MARKS, layers, target, NODEV)
+    except MountError:
+        if not data:
+            raise
+        _mount_overlay(_FOLLOW_MARKS, layers, target, NODEV)
+
+
+def _mount_overlay(
+    options: dict[str, str], layers: Sequence[tuple[str, Path]], target: Path, attributes: int
+) -> None:
     with FileSystem("overlay") as overlay:
         overlay.set("source", "nagara")
-        overlay.set("metacopy", "on")
-        overlay.set("redirect_dir", "on")
-        for layer in lower:
-            overlay.set("lowerdir+", layer)
-        for layer in data:
-            overlay.set("datadir+", layer)
-        if upper is not None and work is not None:
-            overlay.set("upperdir", upper)
-            overlay.set("workdir", work)
-        overlay.mount(target, NODEV | (0 if upper is not None else RDONLY))
+        for key, value in options.items():
+            overlay.set(key, value)
+        for key, layer in layers:
+            overlay.set(key, layer)
+        overlay.mount(target, attributes)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from nagara.image.checkout import check_out
-from nagara.image.images import Image, check_index, fetch_metadata, load_tree
+from nagara.image.images import Image, check_index, fetch_metadata, find_image, load_lower
 from nagara.image.lazy_layer import (
     DaemonError,
     DescriptorKeeper,
@@ -35,6 +35,7 @@ from nagara.image.lazy_layer import (
 from nagara.image.mount_api import mount_overlay_on
 from nagara.image.mounts import MountError, mount_erofs, mount_points, unmount_if_mounted
 from nagara.image.prefetch import Progress, boot_id
+from nagara.image.recorder import Touch
 from nagara.image.tracing import add_recording, wants_recording
 from nagara.store.ledger import Pin
 from nagara.store.local import ObjectFolder
@@ -56,6 +57,7 @@ class MountedImage:
     layers: tuple[Path, ...]  # read-only, topmost first
     data_layers: tuple[Path, ...]  # they only give bytes
     is_lazy: bool
+    way: str = "local"  # how it is shown: lazy, local, tree, copy
 
     def prepare_upper(self, upper: Path) -> None:
         """An image has nothing to hide."""
@@ -100,7 +102,7 @@ class ImageMounts:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
-        self._objects = objects
+        self.objects = objects
         self._open_store = open_store
         self._keeper = keeper
         self._command = command
@@ -144,7 +146,7 @@ class ImageMounts:
             MountError, DaemonError: this machine cannot mount it.
         """
         store = self.store(tenant)
-        ledger = self._objects.ledger
+        ledger = self.objects.ledger
         ledger.pin(Pin(holder, tenant, str(image.list)))
         try:
             is_local = not prefer_lazy and ledger.is_complete(tenant, str(image.list), boot_id())
@@ -159,7 +161,8 @@ class ImageMounts:
             self.release(holder)
             raise
         data = store.local.objects if is_local else self.lazy_layer(tenant).path
-        return MountedImage(image, tenant, holder, (layer,), (data,), not is_local)
+        way = "local" if is_local else "lazy"
+        return MountedImage(image, tenant, holder, (layer,), (data,), not is_local, way)
 
     def mount_at(
         self,
@@ -183,25 +186,32 @@ class ImageMounts:
     def release(self, holder: str) -> None:
         """The holder needs its image no more: pins go, and mounts that nobody else needs."""
         with self._lock:
-            mine = [pin for pin in self._objects.ledger.pins() if pin.holder == holder]
-            self._objects.ledger.unpin(holder)
+            mine = [pin for pin in self.objects.ledger.pins() if pin.holder == holder]
+            self.objects.ledger.unpin(holder)
             for pin in mine:
                 self._drop_unneeded(pin.tenant)
 
     def reconcile(self, alive: Collection[str]) -> None:
         """Releases the holders that are gone; after a restart of this process."""
-        for holder in {pin.holder for pin in self._objects.ledger.pins()} - set(alive):
+        for holder in {pin.holder for pin in self.objects.ledger.pins()} - set(alive):
             self.release(holder)
 
     def finish_recording(self, mounted: MountedImage) -> Image:
         """The start is over: what it touched becomes part of the image's trace."""
         if not mounted.is_lazy or not wants_recording(mounted.image):
             return mounted.image
+        touches = self.touches(mounted)
+        return self.add_touches(mounted, touches) if touches else mounted.image
+
+    def touches(self, mounted: MountedImage) -> list[Touch]:
+        """Ends the recording of a start: what it touched, in order."""
         answer = self.lazy_layer(mounted.tenant).ask({"op": "recorded", "name": mounted.holder})
-        touches = [(parse_name(text), int(chunk)) for text, chunk in answer["touches"]]
-        if not touches:
-            return mounted.image
-        return add_recording(self.store(mounted.tenant), mounted.image, touches)
+        return [(parse_name(text), int(chunk)) for text, chunk in answer["touches"]]
+
+    def add_touches(self, mounted: MountedImage, touches: Sequence[Touch]) -> Image:
+        """Makes a recording part of the trace that the image has by now; one at a time."""
+        store = self.store(mounted.tenant)
+        return add_recording(store, find_image(store, mounted.image.name), touches)
 
     def progress(self, mounted: MountedImage) -> Progress:
         """How far prefetching is; zeros for the local layer."""
@@ -217,11 +227,43 @@ class ImageMounts:
 
     def fill(self, mounted: MountedImage) -> None:
         """Begins to fetch the rest of an image, so that its next mount is local."""
-        if mounted.is_lazy:
-            image = mounted.image
+        ledger, image = self.objects.ledger, mounted.image
+        if mounted.is_lazy and not ledger.is_complete(mounted.tenant, str(image.list), boot_id()):
             request = {"op": "fill", "name": mounted.holder}
             request |= {"list": str(image.list), "index": str(image.index)}
             self.lazy_layer(mounted.tenant).ask(request)
+
+    def trust(self, tenant: str, image: Image) -> None:
+        """The index was made on this machine: it need not be read before it is mounted."""
+        mark = self._mark(tenant, image)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
+    def pins(self) -> list[Pin]:
+        """Who holds what."""
+        return self.objects.ledger.pins()
+
+    def resume(self, tenant: str) -> None:
+        """After a restart of this process: looks after the tenant's daemon again, if it has one.
+
+        Raises `MountError`, `DaemonError`.
+        """
+        lazy = self.lazy_layer(tenant)
+        if lazy.is_mounted():
+            lazy.ensure()
+            if self._supervise:
+                lazy.supervise()
+
+    def take_down_unneeded(self) -> None:
+        """Takes down what nobody holds: mounts of indexes, lazy layers and their daemons."""
+        held = {pin.tenant for pin in self.pins()}
+        for place in ("index", "lazy", "tree", "copy"):
+            for entry in sorted((self._folder / place).glob("*")):
+                with self._lock:
+                    self._drop_unneeded(entry.name)
+                    if place == "lazy" and entry.name not in held:
+                        self.lazy_layer(entry.name).unmount()
+                        entry.rmdir()
 
     def close(self) -> None:
         """Ends supervision and stores; mounts and daemons stay."""
@@ -249,17 +291,17 @@ class ImageMounts:
         if self._method == "tree":
             layer = self._tree_layer(tenant, part)
             layer.ensure()
-            return MountedImage(image, tenant, holder, (layer.path,), (), is_lazy=False)
+            return MountedImage(image, tenant, holder, (layer.path,), (), is_lazy=False, way="tree")
         target = self._folder / "copy" / tenant / part
         with self._lock:
             if not target.exists():
                 making = target.with_name(f".{part}.new")
                 shutil.rmtree(making, ignore_errors=True)
-                done = check_out(store, load_tree(store, image), making)
+                done = check_out(store, load_lower(store, image.index), making)
                 for line in done.left_out[:20]:
                     _log.warning("left out: %s", line)
                 making.rename(target)
-        return MountedImage(image, tenant, holder, (target,), (), is_lazy=False)
+        return MountedImage(image, tenant, holder, (target,), (), is_lazy=False, way="copy")
 
     def _tree_layer(self, tenant: str, index: str) -> LazyLayer:
         command = self._command(tenant)
@@ -275,11 +317,12 @@ class ImageMounts:
             _log.warning("%s does not begin: %s", request["op"], error)
 
     def _check(self, store: Store, tenant: str, image: Image) -> None:
-        mark = self._folder / "checked" / tenant / str(image.index)
-        if not mark.exists():
+        if not self._mark(tenant, image).exists():
             check_index(store, image)
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
+            self.trust(tenant, image)
+
+    def _mark(self, tenant: str, image: Image) -> Path:
+        return self._folder / "checked" / tenant / str(image.index)
 
     def _mount_index(self, store: Store, tenant: str, image: Image) -> Path:
         target = self._folder / "index" / tenant / str(image.index)
@@ -292,9 +335,9 @@ class ImageMounts:
     def _drop_unneeded(self, tenant: str) -> None:
         """Takes down the index mounts of a tenant whose images nobody pins."""
         folder = self._folder / "index" / tenant
-        local = self._objects.tenant(tenant)
+        local = self.objects.tenant(tenant)
         needed: set[str] = set()
-        for pin in self._objects.ledger.pins():
+        for pin in self.objects.ledger.pins():
             if pin.tenant == tenant:
                 needed |= local.listed(pin.list) or set()
         for point in mount_points(folder):

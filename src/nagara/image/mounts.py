@@ -4,6 +4,7 @@ Blocking, each call well below a millisecond: the calling thread may be an event
 """
 
 import errno
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ def mount_overlay(lower: Sequence[Path], upper: Path, work: Path, target: Path) 
     # Some kernels are built to use these without being asked. A layer that does means something
     # else, or nothing, below another layer.
     options += ",redirect_dir=off,metacopy=off,index=off"
-    if len(options.encode()) > _OPTIONS_LIMIT_BYTES:
+    if len(os.fsencode(options)) > _OPTIONS_LIMIT_BYTES:
         raise MountError(
             "the layers' paths are too long for one mount",
             where=str(target),
@@ -79,25 +80,35 @@ class MountPoint:
     target: Path
     kind: str
     source: str
+    device: tuple[int, int]  # major, minor
 
 
 def mount_points(below: Path | None = None) -> list[MountPoint]:
     """This namespace's mounts at or below a folder, deepest first. See proc(5)."""
     points = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    # Paths need be no text, and may hold what str.splitlines() takes for the end of a line.
+    lines = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).split("\n")
+    for line in filter(None, lines):
         fields = line.split(" ")
         separator = fields.index("-")
         target = Path(_unquoted(fields[4]))
         if below is None or target.is_relative_to(below):
             kind, source = fields[separator + 1], _unquoted(fields[separator + 2])
-            points.append(MountPoint(target, kind, source))
+            major, _, minor = fields[2].partition(":")
+            points.append(MountPoint(target, kind, source, (int(major), int(minor))))
     return sorted(points, key=lambda point: len(point.target.parts), reverse=True)
 
 
+def device_of(target: Path) -> tuple[int, int] | None:
+    """Device number of the topmost mount at `target`, without asking whoever serves it."""
+    found = [point.device for point in mount_points(target) if point.target == target]
+    return found[-1] if found else None
+
+
 def _unquoted(field: str) -> str:
-    """mountinfo writes blank, tab, newline and backslash as octal escapes."""
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        field = field.replace(code, character)
+    """mountinfo writes blank, tab, newline, `#` and backslash as octal escapes."""
+    for character in " \t\n#\\":  # the backslash last: it begins the others
+        field = field.replace(f"\\{ord(character):03o}", character)
     return field
 
 

@@ -6,7 +6,6 @@ Blocking; belongs to one thread.
 
 import hashlib
 import io
-import json
 import platform
 import re
 import tarfile
@@ -15,11 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from nagara.image.compression import HashedStream, decompressed
+from nagara.image.compression import DAMAGED, HashedStream, decompressed
 from nagara.image.content_writer import ContentWriter
 from nagara.image.errors import BadArchiveError
-from nagara.image.tar_import import LayeredTree
+from nagara.image.tar_import import MALFORMED, LayeredTree
 from nagara.image.tree import Node
+from nagara.store.documents import parse_json
 
 DOCUMENT_LIMIT_BYTES = 8 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -37,7 +37,10 @@ _LAYER = re.compile(
     r"|docker\.image\.rootfs\.(diff|foreign\.diff)\.tar(\.gzip|\.zstd)?)"
 )
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-_CONFIG_KEYS = ("Env", "Entrypoint", "Cmd", "WorkingDir", "User", "ExposedPorts", "Labels")
+_CONFIG_KEYS = {
+    "Env": list, "Entrypoint": list, "Cmd": list, "WorkingDir": str, "User": str,
+    "ExposedPorts": dict, "Labels": dict,
+}  # fmt: skip
 
 
 class Blobs(Protocol):
@@ -54,10 +57,8 @@ def import_manifest(
     """The tree and the run configuration of one image manifest. Raises `BadArchiveError`."""
     config = read_document(blobs, _part(manifest, "config"))
     tree = LayeredTree(writer)
-    diffs = config.get("rootfs", {}).get("diff_ids") or []
     layers = _part(manifest, "layers")
-    if len(layers) != len(diffs):
-        raise BadArchiveError("has another number of layers than its configuration says")
+    diffs = _diff_ids(config, len(layers))
     for number, (layer, diff) in enumerate(zip(layers, diffs, strict=True)):
         kind = layer.get("mediaType", "")
         if not _LAYER.fullmatch(kind):
@@ -71,13 +72,13 @@ def add_layer(
     tree: LayeredTree, stream: BinaryIO, layer: Mapping[str, Any], diff: str, where: str
 ) -> None:
     """One layer, checked against the digest of its blob and of its content."""
-    packed = HashedStream(stream, int(layer["size"]) if "size" in layer else None)
+    packed = HashedStream(stream, layer.get("size"))
     with decompressed(cast("BinaryIO", packed)) as plain:
         content = HashedStream(plain)
         tree.add_layer(cast("BinaryIO", io.BufferedReader(content, 1 << 18)), where)
         try:
             found = content.drain()
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, *DAMAGED) as error:
             raise BadArchiveError(f"is cut: {error}", where=where) from error
     if found != diff:
         raise BadArchiveError("its content has another digest than the image says", where=where)
@@ -87,7 +88,7 @@ def add_layer(
 
 def read_document(blobs: Blobs, descriptor: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON blob, checked."""
-    if int(descriptor.get("size", 0)) > DOCUMENT_LIMIT_BYTES:
+    if descriptor.get("size", 0) > DOCUMENT_LIMIT_BYTES:
         raise BadArchiveError("a document that is too large")
     with blobs.open_blob(descriptor) as stream:
         raw = stream.read(DOCUMENT_LIMIT_BYTES + 1)
@@ -99,8 +100,8 @@ def read_document(blobs: Blobs, descriptor: Mapping[str, Any]) -> dict[str, Any]
 def parse_document(raw: bytes) -> dict[str, Any]:
     """Raises `BadArchiveError` for anything but a JSON object."""
     try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(raw)
+    except ValueError as error:
         raise BadArchiveError(f"a document is no JSON: {error}"[:200]) from error
     if not isinstance(document, dict):
         raise BadArchiveError("a document is no JSON object")
@@ -140,9 +141,18 @@ def choose(index: Mapping[str, Any], wanted: str | None = None) -> dict[str, Any
 
 
 def run_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How the image's command is run, as its configuration says."""
+    """How the image's command is run, as its configuration says. Raises `BadArchiveError`."""
     inner = config.get("config") or {}
-    return {key: inner[key] for key in _CONFIG_KEYS if inner.get(key)}
+    if not isinstance(inner, dict):
+        raise BadArchiveError("a configuration without a proper 'config'")
+    found = {key: inner[key] for key in _CONFIG_KEYS if inner.get(key)}
+    for key, value in found.items():
+        is_proper = isinstance(value, _CONFIG_KEYS[key])
+        if isinstance(value, list):
+            is_proper = is_proper and all(isinstance(each, str) for each in value)
+        if not is_proper:
+            raise BadArchiveError(f"a configuration without a proper {key!r}")
+    return found
 
 
 class OciLayout:
@@ -188,20 +198,18 @@ def import_docker_archive(
             entry = _archive_entry(archive, wanted)
             config = parse_document(_member(archive, entry["Config"]).read(DOCUMENT_LIMIT_BYTES))
             tree = LayeredTree(writer)
-            diffs = config.get("rootfs", {}).get("diff_ids") or []
-            if len(diffs) != len(entry["Layers"]):
-                raise BadArchiveError("has another number of layers than its configuration says")
+            diffs = _diff_ids(config, len(entry["Layers"]))
             for name, diff in zip(entry["Layers"], diffs, strict=True):
                 with _member(archive, name) as stream:
                     add_layer(tree, stream, {}, diff, str(name))
-    except (tarfile.TarError, OSError, EOFError, KeyError, TypeError, ValueError) as error:
+    except (OSError, *MALFORMED) as error:
         raise BadArchiveError(f"is no docker archive: {error!r}"[:200], where=str(path)) from error
     return tree.root, run_config(config)
 
 
 def _archive_entry(archive: tarfile.TarFile, wanted: str | None) -> dict[str, Any]:
     raw = _member(archive, "manifest.json").read(DOCUMENT_LIMIT_BYTES)
-    entries = json.loads(raw)
+    entries = parse_json(raw)
     if not isinstance(entries, list) or not entries:
         raise BadArchiveError("its manifest.json names no image")
     for entry in entries:
@@ -218,11 +226,32 @@ def _member(archive: tarfile.TarFile, name: str) -> BinaryIO:
 
 
 def _part(document: Mapping[str, Any], key: str) -> Any:
+    """A descriptor (`config`) or a list of them, of the types the specification says."""
     part = document.get(key)
-    if key == "config":
-        is_proper = isinstance(part, dict)
-    else:
-        is_proper = isinstance(part, list) and all(isinstance(each, dict) for each in part)
-    if not is_proper:
+    parts = [part] if key == "config" else part
+    if not isinstance(parts, list) or not all(map(_is_descriptor, parts)):
         raise BadArchiveError(f"a document without a proper {key!r}")
     return part
+
+
+def _is_descriptor(part: Any) -> bool:
+    if not isinstance(part, dict):
+        return False
+    size = part.get("size", 0)
+    return (
+        type(size) is int
+        and size >= 0
+        and all(isinstance(part.get(key, ""), str) for key in ("mediaType", "digest"))
+        and all(isinstance(part.get(key) or {}, dict) for key in ("platform", "annotations"))
+    )
+
+
+def _diff_ids(config: Mapping[str, Any], layers: int) -> list[str]:
+    """The digest of each layer's content."""
+    system = config.get("rootfs") or {}
+    diffs = (system.get("diff_ids") or []) if isinstance(system, dict) else None
+    if not isinstance(diffs, list):
+        raise BadArchiveError("a configuration without a proper 'rootfs'")
+    if len(diffs) != layers:
+        raise BadArchiveError("has another number of layers than its configuration says")
+    return diffs

@@ -19,7 +19,7 @@ from typing import TypeVar
 from nagara.base.errors import NagaraError
 from nagara.base.linux import MS_NODEV, MS_NOSUID, MS_RDONLY, mount, unshare
 from nagara.image.frozen import freeze
-from nagara.image.mounts import mount_erofs, mount_overlay, unmount_if_mounted
+from nagara.image.mounts import mount_erofs, mount_overlay, mount_points, unmount_if_mounted
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x00020000, 0x4000, 0x40000
 _CONTENT = b"nagara was here\n"
@@ -204,9 +204,6 @@ def _require(holds: bool, otherwise: str) -> None:
 def _file_system(path: Path) -> str:
     """The kind of file system that `path` is on."""
     device = path.stat().st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split(" ")
-        if fields[2] == wanted:
-            return fields[fields.index("-") + 1]
-    return "an unnamed file system"
+    wanted = (os.major(device), os.minor(device))
+    found = (point.kind for point in mount_points() if point.device == wanted)
+    return next(found, "an unnamed file system")

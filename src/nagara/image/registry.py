@@ -9,7 +9,6 @@ import base64
 import contextlib
 import http.client
 import ipaddress
-import json
 import re
 import ssl
 import tempfile
@@ -32,6 +31,7 @@ from nagara.image.oci import (
     is_index,
     parse_document,
 )
+from nagara.store.documents import parse_json
 from nagara.store.errors import UnavailableError
 from nagara.store.retrying import RefusedError, RetryPolicy
 
@@ -79,7 +79,7 @@ def parse_reference(text: str) -> Reference:
 def read_credentials(host: str, config: Path) -> Credentials | None:
     """What `docker login` keeps in its config.json for a host; None when there is nothing."""
     try:
-        auths = json.loads(config.read_bytes()).get("auths", {})
+        auths = parse_json(config.read_bytes()).get("auths", {})
         encoded = auths.get(host, {}).get("auth")
         if not encoded:
             return None
@@ -132,7 +132,7 @@ class Registry:
 
     @contextmanager
     def open_blob(self, descriptor: Mapping[str, Any]) -> Iterator[BinaryIO]:
-        digest, size = str(descriptor.get("digest")), int(descriptor.get("size", -1))
+        digest, size = str(descriptor.get("digest")), descriptor.get("size", -1)
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest) or size < 0:
             raise BadArchiveError(f"the descriptor of {digest!r} is none")
         with tempfile.TemporaryFile(dir=self._scratch) as file:
@@ -238,18 +238,25 @@ class Registry:
         """Follows redirects; an Authorization goes to no other host."""
         with contextlib.ExitStack() as stack:
             for _ in range(_REDIRECTS + 1):
-                parts = urllib.parse.urlsplit(url)
-                connection = stack.enter_context(contextlib.closing(_connect(parts)))
                 try:
+                    parts = urllib.parse.urlsplit(url)
+                    connection = stack.enter_context(contextlib.closing(_connect(parts)))
                     target = urllib.parse.urlunsplit(("", "", parts.path, parts.query, ""))
                     connection.request("GET", target, headers=dict(headers))
                     response = stack.enter_context(contextlib.closing(connection.getresponse()))
                 except (OSError, http.client.HTTPException) as error:
                     raise UnavailableError(f"{type(error).__name__}: {error}"[:200]) from error
+                except ValueError as error:
+                    raise _no_address(url) from error
                 if response.status not in (301, 302, 303, 307, 308):
                     break
-                following = urllib.parse.urljoin(url, response.headers.get("Location", ""))
-                if urllib.parse.urlsplit(following).netloc != parts.netloc:
+                location = response.headers.get("Location", "")
+                try:
+                    following = urllib.parse.urljoin(url, location)
+                    is_elsewhere = urllib.parse.urlsplit(following).netloc != parts.netloc
+                except ValueError as error:
+                    raise _no_address(location) from error
+                if is_elsewhere:
                     headers = {k: v for k, v in headers.items() if k != "Authorization"}
                 url = following
             else:
@@ -258,6 +265,11 @@ class Registry:
                 yield response
             except (OSError, http.client.HTTPException) as error:
                 raise UnavailableError(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _no_address(url: str) -> RefusedError:
+    """Of a place that a server sends us to."""
+    return RefusedError(f"{url[:200]!r} is not an http address")
 
 
 def _connect(parts: urllib.parse.SplitResult) -> http.client.HTTPConnection:

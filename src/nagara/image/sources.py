@@ -5,31 +5,39 @@
     oci:PATH[:TAG]                an OCI layout
     docker-archive:PATH[:IMAGE]   what `docker save` wrote
     registry:HOST/NAME[:TAG]      a registry
+    model:PATH                    a model folder; links into a download cache are followed
     layer:PATH                    an upper layer of overlay, whose marks are kept
 
 Blocking; belongs to one thread.
 """
 
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nagara.base.errors import UsageError
 from nagara.image.content_writer import ContentWriter
+from nagara.image.errors import SourceError
+from nagara.image.file_memory import FileMemory
 from nagara.image.folder_import import import_folder
-from nagara.image.images import Added, add_image
+from nagara.image.images import Added, Image, add_image, list_images
+from nagara.image.model_import import read_model
 from nagara.image.oci import OciLayout, import_docker_archive, import_manifest
-from nagara.image.prefetch import check_complete
+from nagara.image.prefetch import boot_id, check_complete
 from nagara.image.registry import Credentials, Registry, parse_reference, read_credentials
 from nagara.image.tree import Node
-from nagara.image.venv_import import import_venv
-from nagara.store.roots import read_list
+from nagara.image.tree_state import tree_state
+from nagara.image.venv_import import import_venv, venv_roots
+from nagara.store.roots import read_list, write_root
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
-KINDS = ("dir", "venv", "oci", "docker-archive", "registry", "layer")
+_MISSING = "Missing"  # in an image's configuration: libraries this machine does not have
+KINDS = ("dir", "venv", "oci", "docker-archive", "registry", "model", "layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,57 +80,143 @@ def parse_source(text: str) -> Source:
     return Source(kind, place, wanted or None)
 
 
+def memory_path(store: Store) -> Path:
+    """Where a tenant's memory of imported files is."""
+    return store.local.root / "imports.sqlite"
+
+
 def import_image(
-    store: Store, text: str, name: str, access: RegistryAccess | None = None
+    store: Store,
+    text: str,
+    name: str,
+    access: RegistryAccess | None = None,
+    *,
+    watch: Callable[[ContentWriter], None] = lambda writer: None,
 ) -> tuple[Added, tuple[str, ...]]:
     """Brings an image into the store under a name; returns it and what it will miss.
+
+    Of a source that was imported before only what has changed is read.
+
+    Args:
+        watch: called once, with what counts the files that are done.
 
     Raises:
         UsageError: no such source.
         ImageError: the source cannot be kept as it is; says why.
     """
     source = parse_source(text)
-    missing: tuple[str, ...] = ()
-    config: dict[str, Any] = {}
-    with ContentWriter(store) as writer:
-        if source.kind == "venv":
-            found = import_venv(Path(source.place), writer)
-            tree, missing = found.tree, found.missing
-            config = {"Env": [f"PATH={found.python.parent}:/usr/bin:/bin"]}
-        else:
-            tree, config = _read(source, writer, access or RegistryAccess())
-    is_layer = source.kind == "layer"
-    added = add_image(
-        store, name, tree, str(source), new=writer.new, is_layer=is_layer, config=config
-    )
+    with FileMemory(memory_path(store)) as memory, ContentWriter(store, memory) as writer:
+        watch(writer)
+        found = _read(source, store, writer, access or RegistryAccess())
+    if isinstance(found, Image):
+        added = _added_before(store, replace(found, name=name, source=str(source)))
+        missing = tuple((found.config or {}).get(_MISSING, ()))
+    else:
+        missing = found.missing
+        added = add_image(
+            store,
+            name,
+            found.tree,
+            str(source),
+            new=writer.new,
+            is_layer=source.kind == "layer",
+            config={**found.config, **({_MISSING: list(missing)} if missing else {})},
+            source_state=found.state,
+        )
     image = added.image
     # Everything is here: the next mount needs no daemon.
-    check_complete(store, image.list, [*read_list(store, image.list), image.list])
-    return replace(added, image=image), missing
+    local = store.local
+    if not local.folder.ledger.is_complete(local.tenant, str(image.list), boot_id()):
+        check_complete(store, image.list, [*read_list(store, image.list), image.list])
+    return added, missing
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a source holds."""
+
+    tree: Node
+    config: Mapping[str, Any]
+    missing: tuple[str, ...] = ()
+    state: str | None = None
+
+
+def _added_before(store: Store, image: Image) -> Added:
+    """An image whose source is as it was: only its name is new."""
+    write_root(store.local, image.to_root())
+    objects = read_list(store, image.list)
+    return Added(image, len(objects), sum(each.size for each in objects), 0, 0, image.index.size, 0)
+
+
+def _known(store: Store, state: str) -> Image | None:
+    """An image that was made of the same and still is all here."""
+    for image in list_images(store.local):
+        if image.source_state == state and all(
+            store.local.has(each) for each in (image.list, *read_list(store, image.list))
+        ):
+            return image
+    return None
 
 
 def _read(
-    source: Source, writer: ContentWriter, access: RegistryAccess
-) -> tuple[Node, dict[str, Any]]:
+    source: Source, store: Store, writer: ContentWriter, access: RegistryAccess
+) -> "_Found | Image":
     path = Path(source.place)
+    state: str | None
+    if source.kind == "venv":
+        state = tree_state(venv_roots(path))
+        if state is not None and (known := _known(store, state)) is not None:
+            return known
+        venv = import_venv(path, writer)
+        config = {"Env": [f"PATH={venv.python.parent}:/usr/bin:/bin"]}
+        return _Found(venv.tree, config, venv.missing, state)
     if source.kind in ("dir", "layer"):
         if not path.is_dir():
             raise UsageError("is no folder", where=str(path))
-        return import_folder(path.absolute(), writer, is_layer=source.kind == "layer"), {}
-    if source.kind == "oci":
-        layout = OciLayout(path)
-        return import_manifest(layout, layout.manifest(source.wanted), writer)
+        is_layer = source.kind == "layer"
+        state = tree_state([path.absolute()])
+        if state is not None and (known := _known(store, f"{source.kind} {state}")) is not None:
+            return known
+        tree = import_folder(path.absolute(), writer, is_layer=is_layer)
+        return _Found(tree, {}, state=state and f"{source.kind} {state}")
+    if not path.exists() and source.kind != "registry":
+        raise SourceError("is not there", where=str(path))
+    if source.kind == "model":
+        return _Found(read_model(path, writer), {})
     if source.kind == "docker-archive":
-        return import_docker_archive(path, writer, source.wanted)
-    reference = parse_reference(source.place)
+        state = _file_state(path, source.wanted)
+        if (known := _known(store, state)) is not None:
+            return known
+        return _Found(*import_docker_archive(path, writer, source.wanted), state=state)
+    blobs: OciLayout | Registry
+    if source.kind == "oci":
+        blobs = OciLayout(path)
+        manifest = blobs.manifest(source.wanted)
+    else:
+        blobs = _registry(source.place, writer, access)
+        manifest = blobs.manifest()
+    canonical = json.dumps(manifest, sort_keys=True).encode()
+    state = f"manifest:{hashlib.sha256(canonical).hexdigest()}"
+    if (known := _known(store, state)) is not None:
+        return known
+    return _Found(*import_manifest(blobs, manifest, writer), state=state)
+
+
+def _file_state(path: Path, wanted: str | None) -> str:
+    state = path.stat()
+    parts = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    return "file:" + ":".join(map(str, (*parts, wanted or "")))
+
+
+def _registry(place: str, writer: ContentWriter, access: RegistryAccess) -> Registry:
+    reference = parse_reference(place)
     credentials = access.credentials
     if credentials is None:
         credentials = read_credentials(reference.host, access.login_file.expanduser())
-    registry = Registry(
+    return Registry(
         reference,
         writer.store.local.partial,
         credentials=credentials,
         mirrors=access.mirrors,
         plain_http=access.plain_http,
     )
-    return import_manifest(registry, registry.manifest(), writer)

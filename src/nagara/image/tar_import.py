@@ -18,10 +18,10 @@ import os
 import stat
 import tarfile
 import urllib.parse
-import zlib
 from typing import BinaryIO, cast
 
 from nagara.base.errors import NagaraError
+from nagara.image.compression import DAMAGED
 from nagara.image.content_writer import ContentWriter
 from nagara.image.errors import BadArchiveError, ImageError
 from nagara.image.tree import NAME_LIMIT, Node, Xattrs, check_node, new_folder, printable
@@ -44,9 +44,9 @@ _TYPES = {
     tarfile.BLKTYPE: stat.S_IFBLK,
     tarfile.FIFOTYPE: stat.S_IFIFO,
 }
-# What the standard library lets through when an archive is malformed.
-_MALFORMED = (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError, MemoryError,
-              KeyError, IndexError, AttributeError, TypeError, RecursionError)  # fmt: skip
+# What the standard library lets through when an archive is malformed, beside OSError.
+MALFORMED = (*DAMAGED, tarfile.TarError, OverflowError, MemoryError, KeyError, IndexError,
+             AttributeError, TypeError, RecursionError)  # fmt: skip
 
 
 class LayeredTree:
@@ -79,7 +79,7 @@ class LayeredTree:
             raise
         except OSError as error:
             raise BadArchiveError(f"cannot be read: {error}", where=where) from error
-        except _MALFORMED as error:
+        except MALFORMED as error:
             said = f"is no archive of files: {type(error).__name__}: {error}"
             raise BadArchiveError(said[:200], where=where) from error
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from nagara.image.errors import BadTraceError
 from nagara.image.recorder import Touch
+from nagara.store.documents import parse_json
 from nagara.store.errors import BadNameError
 from nagara.store.names import WHOLE_LIMIT_BYTES, ObjectName, parse_name
 
@@ -95,12 +96,12 @@ def read_trace(raw: bytes) -> Trace:
     if len(raw) > TRACE_LIMIT_BYTES:
         raise BadTraceError("is too large for a trace")
     try:
-        document = json.loads(raw)
+        document = parse_json(raw)
         if document["version"] != VERSION:
             raise BadTraceError(f"has version {document['version']!r}")
         objects = tuple(_object(entry) for entry in document["objects"])
         packs = tuple(_pack(entry) for entry in document["packs"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadNameError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, BadNameError) as error:
         raise BadTraceError(f"is no trace: {type(error).__name__}: {error}"[:200]) from error
     if len(objects) > _COUNT_LIMIT:
         raise BadTraceError("names too many objects")

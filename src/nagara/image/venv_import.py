@@ -1,9 +1,10 @@
 """A virtual environment as an image of its own, with all it needs to run.
 
-Into the image go, at the paths they have on this machine: the environment, the interpreter it
-was made from with its standard library, the shared libraries of both as the loader would find
-them, the loader itself, and the few files of /etc without which programs misbehave. What a
-library needs and this machine does not have is reported, not guessed. Blocking.
+Into the image go, at the paths they have on this machine: the environment, folders that its path
+files name (such as the sources of an editable installation), the interpreter it was made from
+with its standard library, the shared libraries of all of them as the loader would find them, the
+loader itself, and the few files of /etc without which programs misbehave. What a library needs
+and this machine does not have is reported, not guessed. Blocking.
 """
 
 import os
@@ -39,8 +40,28 @@ class VenvImport:
     missing: tuple[str, ...]
 
 
-def import_venv(venv: Path, writer: ContentWriter) -> VenvImport:
-    """Raises `SourceError` for a folder that is no virtual environment of a CPython here."""
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a virtual environment consists of."""
+
+    venv: Path
+    python: Path
+    library: Path
+    named: tuple[Path, ...]  # by its path files
+
+
+def venv_roots(venv: Path) -> list[Path]:
+    """Everything that an import depends on: when none of it has changed, the image is the same.
+
+    The loader's cache stands for the shared libraries of the system.
+    """
+    parts = _parts(venv)
+    trees = [Path("/") / tree for tree in _TREES]
+    cache = Path("/etc/ld.so.cache")
+    return [parts.venv, parts.python.resolve(), parts.library, *parts.named, *trees, cache]
+
+
+def _parts(venv: Path) -> _Parts:
     venv = venv.absolute()
     python = venv / "bin/python"
     if not (venv / "pyvenv.cfg").is_file() or not python.exists():
@@ -52,22 +73,34 @@ def import_venv(venv: Path, writer: ContentWriter) -> VenvImport:
         raise SourceError(
             f"the interpreter's standard library is not at {library}", where=str(venv)
         )
+    packages = venv / "lib" / f"python{version}" / "site-packages"
+    return _Parts(venv, python, library, tuple(_named_folders(packages, venv)))
+
+
+def import_venv(venv: Path, writer: ContentWriter) -> VenvImport:
+    """Raises `SourceError` for a folder that is no virtual environment of a CPython here."""
+    parts = _parts(venv)
     image = _Image(writer)
     image.prepare()
-    image.add_tree(venv)
-    image.add_file(python.resolve())
-    image.add_links_to(python)
+    image.add_tree(parts.venv)
+    for folder in parts.named:
+        hidden = {os.fsencode(each.name) for each in folder.glob(".*")}
+        image.add_tree(folder, leave_out=hidden)  # what is hidden cannot be imported
+    image.add_file(parts.python.resolve())
+    image.add_links_to(parts.python)
     left_out = {name.encode() for name in _LEFT_OUT_OF_LIBRARY} | {b"site-packages"}
-    image.add_tree(library, leave_out=left_out)
+    image.add_tree(parts.library, leave_out=left_out)
     for tree in _TREES:
         if (Path("/") / tree).is_dir():
             image.add_tree(Path("/") / tree)
-    programs = [python.resolve(), *_shared_objects(venv), *_shared_objects(library / "lib-dynload")]
+    programs = [parts.python.resolve()]
+    for folder in (parts.venv, parts.library / "lib-dynload", *parts.named):
+        programs += _shared_objects(folder)
     closure = library_closure(programs)
     for found in closure.found:
         image.add_links_to(found)
         image.add_file(found.resolve())
-    return VenvImport(image.root, python, closure.missing)
+    return VenvImport(image.root, parts.python, closure.missing)
 
 
 def _version(venv: Path) -> str:
@@ -76,6 +109,19 @@ def _version(venv: Path) -> str:
         if key.strip() in ("version", "version_info"):
             return ".".join(value.strip().split(".")[:2])
     return sysconfig.get_python_version()
+
+
+def _named_folders(site_packages: Path, venv: Path) -> list[Path]:
+    """Folders outside the environment that its path files add to the search path. See site(3)."""
+    found: dict[Path, None] = {}
+    for file in sorted(site_packages.glob("*.pth")):
+        for line in file.read_text(errors="replace").splitlines():
+            text = line.strip()
+            if text and not text.startswith(("#", "import ", "import\t")):
+                folder = Path(os.path.normpath(site_packages / text))
+                if folder.is_dir() and not folder.is_relative_to(venv):
+                    found[folder] = None
+    return list(found)
 
 
 def _shared_objects(folder: Path) -> list[Path]:

@@ -6,10 +6,11 @@ Names become paths of this machine, and whoever orders may have less rights than
 import re
 
 from nagara.contract.node import NodeError
-from nagara.contract.replica import CaptureOrder, StartOrder
+from nagara.contract.replica import CaptureOrder, ImageOrder, StartOrder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_KNOWN_IMAGES = ("host",)
+_IMAGES = ("host", "dir:", "venv:", "oci:", "docker-archive:", "registry:", "image:")
+_INDEX = re.compile(r"[a-z2-7.0-9]{1,100}")
 
 
 def check_order(order: StartOrder | CaptureOrder) -> None:
@@ -18,9 +19,9 @@ def check_order(order: StartOrder | CaptureOrder) -> None:
     names = {"replica": order.replica, "tenant": spec.tenant, "app": spec.app}
     for kind, name in (*names.items(), *(("model", model.name) for model in spec.models)):
         check_name(kind, name)
-    if spec.image not in _KNOWN_IMAGES:
-        known = ", ".join(_KNOWN_IMAGES)
-        raise NodeError(f"unknown image {spec.image!r}", where=spec.app, hint=f"known: {known}")
+    check_image(spec.image, spec.app)
+    if spec.image != "host" and not _INDEX.fullmatch(spec.image_index or ""):
+        raise NodeError("the image's index is not named", where=spec.app, hint="deploy it again")
     if not spec.command:
         raise NodeError("the command is empty", where=spec.app)
     if not 0 < spec.port < 65536:
@@ -30,6 +31,22 @@ def check_order(order: StartOrder | CaptureOrder) -> None:
     texts = (*spec.command, *(part for pair in spec.env for part in pair))
     if any("\0" in text for text in texts):
         raise NodeError("the command or environment contains a zero byte", where=spec.app)
+
+
+def check_image(image: str, app: str) -> None:
+    """Raises `NodeError` for a source of no known kind."""
+    if image != "host" and not image.startswith(_IMAGES[1:]):
+        known = ", ".join(_IMAGES)
+        raise NodeError(f"unknown image {image!r}", where=app, hint=f"known: {known}")
+
+
+def check_image_order(order: ImageOrder) -> None:
+    """Raises `NodeError` for an order that must not be carried out."""
+    check_name("tenant", order.tenant)
+    check_name("app", order.app)
+    for model in order.models:
+        check_name("model", model.name)
+    check_image(order.image, order.app)
 
 
 def check_name(kind: str, name: str) -> None:

@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from nagara.base.errors import NagaraError
-from nagara.contract.node import Node
-from nagara.node.wire import MESSAGE_LIMIT, decode_request, encode_error, encode_result
+from nagara.contract.machine import MachineAgent
+from nagara.contract.node import Node, NodeError
+from nagara.node.wire import (
+    MACHINE_METHODS,
+    MESSAGE_LIMIT,
+    decode_request,
+    encode_error,
+    encode_result,
+)
 from nagara.sandbox.unix_socket import listen, peer_uid
 
 _ACCEPT_PAUSE_S = 0.1
@@ -29,6 +36,7 @@ class AgentServer:
     Args:
         allowed_uids: users who may connect besides the agent's own.
         owner: user who shall own the socket file.
+        machine: what the pool asks of the machine; None: only its replicas are offered.
     """
 
     def __init__(
@@ -38,8 +46,10 @@ class AgentServer:
         *,
         allowed_uids: Collection[int] = (),
         owner: int | None = None,
+        machine: MachineAgent | None = None,
     ) -> None:
         self._node = node
+        self._machine = machine
         self._path = path
         self._allowed = {os.getuid(), *allowed_uids}
         self._owner = owner
@@ -108,7 +118,10 @@ class AgentServer:
                 async for status in self._exits():
                     await loop.sock_sendall(connection, encode_result(method, status))
                 return
-            result = await getattr(self._node, method)(**arguments)
+            asked = self._machine if method in MACHINE_METHODS else self._node
+            if asked is None:
+                raise NodeError(f"this agent does not answer to {method!r}")
+            result = await getattr(asked, method)(**arguments)
         except (NagaraError, ConnectionError) as error:
             await loop.sock_sendall(connection, encode_error(error))
             return

@@ -10,6 +10,7 @@ import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
+from nagara.contract.replica import HookStep
 from nagara.node.runtime import Port
 from nagara.snapshot.canary import Answer, CanaryError, Question, ask, canonical
 
@@ -90,19 +91,41 @@ async def canary_answer(port: Port, question: Question) -> str:
     return canonical(question, answer)
 
 
-async def _ask(port: Port, path: str, body: str | None, timeout_s: float) -> Answer:
+async def ask_step(port: Port, step: HookStep, token: str, timeout_s: float) -> None:
+    """A request of a hook. Raises `CanaryError` unless it is answered with a 2xx."""
+    assert step.path is not None
+    try:
+        answer = await _ask(port, step.path, step.body, timeout_s, method=step.method, token=token)
+    except ConnectionError as error:
+        raise CanaryError(f"{step.path}: {error}") from error
+    if not 200 <= answer.status < 300:
+        shown = answer.body[:200].decode(errors="replace")
+        raise CanaryError(f"{step.path} answered {answer.status}: {shown}")
+
+
+async def _ask(
+    port: Port,
+    path: str,
+    body: str | None,
+    timeout_s: float,
+    *,
+    method: str | None = None,
+    token: str | None = None,
+) -> Answer:
     """One request; after `timeout_s`, or cancelled, its thread is let go by ending the stream."""
     opened = await connected(port)
     handle = opened.dup()  # `opened` is the thread's to close
+    asked = _threads.submit(
+        ask, opened, path, body, timeout_s=timeout_s, method=method, token=token
+    )
     try:
         async with asyncio.timeout(timeout_s):
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(
-                _threads, lambda: ask(opened, path, body, timeout_s=timeout_s)
-            )
+            return await asyncio.wrap_future(asked)
     except TimeoutError as error:
         raise CanaryError(f"{path}: no answer within {timeout_s:.0f} s") from error
     finally:
         with contextlib.suppress(OSError):  # not connected any more
             handle.shutdown(socket.SHUT_RDWR)
         handle.close()
+        if asked.cancelled():  # before its thread had begun
+            opened.close()

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import nagara
 from nagara.image.host import HostImage
+from nagara.image.mounting import ImageMounts
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.frozen_layers import FrozenLayers
+from nagara.node.image_mounts import open_image_mounts
 from nagara.node.local_node import LocalNode
 from nagara.node.logs import ReplicaLogs
 from nagara.node.process_runtime import ProcessRuntime
+from nagara.node.replica_images import NodeImages
+from nagara.node.replica_trees import ReplicaTrees
 from nagara.node.snapshots import NodeSnapshots
 from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.runc import Runc
@@ -28,7 +32,7 @@ def build_node(state: Path) -> LocalNode:
     Otherwise plain processes. `LocalNode.facts` says what is missing.
     """
     folder = state / "node"
-    keeper = KeeperClient(folder / "keeper.sock")
+    keeper = keeper_of(state)
     logs = ReplicaLogs(folder / "logs")
     models = state / "models"
     if os.geteuid() != 0:
@@ -40,6 +44,11 @@ def build_node(state: Path) -> LocalNode:
     return _container_node(folder, state, keeper, logs, tools)
 
 
+def keeper_of(state: Path) -> KeeperClient:
+    """The keeper of the node below `state`."""
+    return KeeperClient(state / "node" / "keeper.sock")
+
+
 def _process_node(
     folder: Path, models: Path, keeper: KeeperClient, logs: ReplicaLogs, missing: tuple[str, ...]
 ) -> LocalNode:
@@ -49,6 +58,7 @@ def _process_node(
         keeper=keeper,
         logs=logs,
         snapshots=None,
+        images=node_images(folder.parent),
         missing=missing,
     )
 
@@ -58,12 +68,12 @@ def _container_node(
 ) -> LocalNode:
     assert tools.runc is not None
     image = HostImage(state=state, needed=_own_environment())
+    images = node_images(state)
+    trees = ReplicaTrees(image, images, models=state / "models", programs=Path(sys.prefix) / "bin")
     layers = FrozenLayers(folder / "layers")
     runtime = ContainerRuntime(
         state=folder,
-        models=state / "models",
-        programs=Path(sys.prefix) / "bin",
-        image=image,
+        trees=trees,
         runc=Runc(tools.runc, tools.criu, folder / "runc"),
         keeper=keeper,
         layers=layers,
@@ -80,10 +90,8 @@ def _container_node(
         snapshots = NodeSnapshots(
             catalog=catalog,
             facts=read_host_facts(versions),
-            image=image,
             runtime=runtime,
             layers=layers,
-            models=state / "models",
         )
     return LocalNode(
         root=folder / "replicas",
@@ -91,8 +99,18 @@ def _container_node(
         keeper=keeper,
         logs=logs,
         snapshots=snapshots,
+        images=images,
         missing=tuple(missing),
     )
+
+
+def node_images(state: Path) -> NodeImages:
+    """The images of the node with its state below `state`; nothing is opened yet."""
+
+    def open_mounts() -> ImageMounts:
+        return open_image_mounts(state, supervise=True)
+
+    return NodeImages(state, open_mounts)
 
 
 def _own_environment() -> tuple[Path, ...]:

@@ -109,6 +109,13 @@ CAPABILITIES = (
         needs=("root",),
     ),
     Capability(
+        "image_mounts",
+        "how replicas are shown images (not `host`)",
+        "images are copied out before a first start",
+        "what data_layers and fuse need",
+        needs=("root",),
+    ),
+    Capability(
         "fuse_passthrough",
         "reading fetched files at the disk's own speed",
         "their content passes through a process",

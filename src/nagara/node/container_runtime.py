@@ -10,18 +10,20 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from nagara.base.spans import Waterfall
 from nagara.contract.node import NodeError, StartFailedError
-from nagara.contract.replica import ModelMount, ReplicaSpec
-from nagara.image.host import HostImage
-from nagara.image.mounts import mount_overlay, mount_points, unmount_tree
+from nagara.contract.replica import FilesReport, ReplicaSpec
+from nagara.image.mounts import mount_points, unmount_tree
 from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
+from nagara.node.replica_hooks import after_restore, hook_environment, write_hook_files
+from nagara.node.replica_trees import ReplicaTrees, Tree
 from nagara.node.runtime import Running, substituted
-from nagara.sandbox.bundle import Bind, Bundle
+from nagara.sandbox.bundle import Bundle
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.identity import set_hostname
@@ -37,17 +39,13 @@ from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
 from nagara.snapshot.capture import CRIU_CONFIG
 from nagara.snapshot.catalog import Snapshot
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, RestoreError, SnapshotError
-from nagara.snapshot.hooks import SOCKET_VARIABLE
 from nagara.snapshot.opened import OpenedFiles
-from nagara.snapshot.renewal import HOOK_SOCKET, call_hook
 
 _LAUNCH_S = 60.0
 _RESTORE_S = 120.0
-_HOOK_S = 30.0
 _END_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 _PASSING_LACKS = ("Cannot allocate memory", "No space left", "Too many open files", "Killed")
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ContainerPort:
@@ -69,8 +67,7 @@ class ContainerRuntime:
 
     Args:
         state: the node's folder.
-        models: folder of the machine's model folders.
-        programs: folder of programs to find first, such as an environment's `bin`.
+        trees: what lies below the replicas' own layers.
     """
 
     isolation = "container"
@@ -79,17 +76,12 @@ class ContainerRuntime:
         self,
         *,
         state: Path,
-        models: Path,
-        programs: Path,
-        image: HostImage,
+        trees: ReplicaTrees,
         runc: Runc,
         keeper: KeeperClient,
         layers: FrozenLayers,
     ) -> None:
-        self._models = models
-        self._path = f"{programs}:{_SYSTEM_PATH}"
-        self._image = image
-        self._needed = image.bound_folders()
+        self.trees = trees
         self.runc = runc
         self._keeper = keeper
         self._layers = layers
@@ -100,29 +92,27 @@ class ContainerRuntime:
         self._criu_config.write_text(CRIU_CONFIG)
         await self._layers.unmount_all()
 
-    async def close(self) -> None:
+    async def took_over(self, replicas: Collection[str]) -> None:
+        await in_thread(self.trees.reconcile, replicas)
+
+    async def close(self, *, take_down: bool) -> None:
         await self._layers.unmount_all()
+        await in_thread(self.trees.images.close, take_down=take_down)
 
     async def launch(
         self, folder: ReplicaFolder, spec: ReplicaSpec, log: Path, waterfall: Waterfall
     ) -> Running:
-        for model in spec.models:
-            if not (self._models / model.name).is_dir():
-                raise NodeError(
-                    "there is no such model on this machine",
-                    where=model.name,
-                    hint="nagara models add",
-                )
         with waterfall.stage("files", "root"):
-            self._image.prepare_upper(folder.upper)
+            tree = await self.trees.prepare(folder, spec, is_restore=False)
             reach("launch.upper")
-            mount_overlay(self._image.layers, folder.upper, folder.work, folder.root)
+            write_hook_files(folder.upper, spec, is_new=True)
+            tree.mount(folder)
             reach("launch.mounted")
-            self._note_opened(folder)
+            self._note_opened(folder, spec)
         with contextlib.ExitStack() as undo, waterfall.stage("host", "launch"):
             namespace = NetworkNamespace.create()
             undo.callback(namespace.close)
-            self._write_bundle(folder, spec, namespace)
+            self._write_bundle(folder, spec, tree, namespace)
             reach("launch.bundle")
             command = self.runc.run_command(folder.name, folder.bundle, folder.pid_file)
             try:
@@ -144,16 +134,17 @@ class ContainerRuntime:
         waterfall: Waterfall,
     ) -> Running:
         with waterfall.stage("files", "root"):
+            tree = await self.trees.prepare(folder, spec, is_restore=True)
             frozen = await self._layers.mount(snapshot)
             reach("restore.layer")
-            layers = (frozen, *self._image.layers)
-            mount_overlay(layers, folder.upper, folder.work, folder.root)
+            write_hook_files(folder.upper, spec, is_new=False)
+            tree.mount(folder, above=(frozen,))
             reach("restore.mounted")
         with contextlib.ExitStack() as undo:
             with waterfall.stage("host", "restore"):
                 namespace = NetworkNamespace.create()
                 undo.callback(namespace.close)
-                self._write_bundle(folder, spec, namespace)
+                self._write_bundle(folder, spec, tree, namespace)
                 reach("restore.bundle")
                 command = self.runc.restore_command(
                     folder.name, folder.bundle, folder.pid_file, snapshot.memory, folder.criu
@@ -166,10 +157,12 @@ class ContainerRuntime:
             with waterfall.stage("host", "identity and hooks"):
                 set_hostname(pid, folder.name)
                 reach("restore.named")
-                await self._renew(folder, spec, pid)
+                running = Running(pid, ContainerPort(namespace, spec.port))
+                env = _app_environment(spec)
+                await after_restore(self.runc, folder, running, spec, env)
                 reach("restore.renewed")
             undo.pop_all()
-        return Running(pid, ContainerPort(namespace, spec.port))
+        return running
 
     async def adopt(self, folder: ReplicaFolder, port: int, pid: int) -> Running:
         return Running(pid, ContainerPort(NetworkNamespace.of_process(pid), port))
@@ -196,6 +189,8 @@ class ContainerRuntime:
         reach("clear.deleted")
         unmount_tree(folder.path)
         reach("clear.rootless")
+        await self.trees.release(folder)
+        reach("clear.released")
         await in_thread(remove_cgroup, folder.control_group)
         reach("clear.groupless")
         with contextlib.suppress(KeeperError):
@@ -220,63 +215,55 @@ class ContainerRuntime:
             where=folder.name,
         )
 
-    def _environment(self, folder: ReplicaFolder, spec: ReplicaSpec) -> dict[str, str]:
+    def _environment(self, folder: ReplicaFolder, spec: ReplicaSpec, tree: Tree) -> dict[str, str]:
         return {
-            "PATH": self._path,
             "HOME": "/root",
             "LANG": "C.UTF-8",
+            **tree.env,
             "NAGARA_REPLICA": folder.name,
-            SOCKET_VARIABLE: str(HOOK_SOCKET),
             **_app_environment(spec),
+            **hook_environment(spec, _app_environment(spec)),
         }
 
     def _write_bundle(
-        self, folder: ReplicaFolder, spec: ReplicaSpec, namespace: NetworkNamespace
+        self, folder: ReplicaFolder, spec: ReplicaSpec, tree: Tree, namespace: NetworkNamespace
     ) -> None:
-        needed = tuple(Bind(path, path) for path in self._needed)
         Bundle(
             container=folder.name,
             control_group=folder.control_group,
             root=folder.root,
             command=tuple(substituted(part, _values(spec)) for part in spec.command),
-            env=self._environment(folder, spec),
+            env=self._environment(folder, spec, tree),
+            folder=tree.folder,
             network_namespace=namespace.path,
-            binds=needed + tuple(self.model_bind(model) for model in spec.models),
+            binds=tree.binds,
             cpu_cores=spec.limits.cpu,
             memory_bytes=spec.limits.memory_bytes,
             tasks=_tasks_limit(),
             criu_config=self._criu_config,
         ).write(folder.bundle)
 
-    def _note_opened(self, folder: ReplicaFolder) -> None:
-        """Begins to note what a replica opens, if it is one to be saved."""
+    def _note_opened(self, folder: ReplicaFolder, spec: ReplicaSpec) -> None:
+        """Begins to note what a replica opens of this machine, if it is one to be saved."""
         record = folder.read()
-        if record is not None and record.is_capture:
+        binds = self.trees.machine_folders(spec)
+        if binds is not None and record is not None and record.is_capture:
             try:
-                self._opened[folder.name] = OpenedFiles(folder.root, self._needed)
+                self._opened[folder.name] = OpenedFiles(folder.root, binds)
             except OSError as error:
                 raise CaptureError(
                     f"the kernel does not report which files it opens: {error}", where=record.app
                 ) from error
 
-    def opened(self, folder: ReplicaFolder) -> OpenedFiles:
-        """What a replica that is to be saved has opened since its start."""
-        return self._opened[folder.name]
+    def opened(self, folder: ReplicaFolder) -> OpenedFiles | None:
+        """What a replica that is to be saved has opened since its start; None: nothing of this
+        machine."""
+        return self._opened.get(folder.name)
 
-    def model_bind(self, model: ModelMount) -> Bind:
-        """How a replica sees a model folder."""
-        return Bind(self._models / model.name, Path("/models") / model.name)
-
-    @property
-    def surroundings(self) -> list[str]:
-        """What decides which programs replicas run: their search path and the bound folders."""
-        return [self._path, *map(str, self._needed)]
-
-    def binds(self, spec: ReplicaSpec) -> dict[Path, Path]:
-        """Folders shown to a replica: path inside → path on the machine."""
-        shown = {path: path for path in self._needed}
-        models = (self.model_bind(model) for model in spec.models)
-        return shown | {bind.target: bind.source for bind in models}
+    def report(
+        self, folder: ReplicaFolder, spec: ReplicaSpec
+    ) -> tuple[FilesReport, Callable[[], None] | None]:
+        return self.trees.report(folder, spec)
 
     async def _launch(
         self, folder: ReplicaFolder, command: list[str], log: Path, time_limit_s: float
@@ -291,11 +278,6 @@ class ContainerRuntime:
             pid_file=folder.pid_file,
             time_limit_s=time_limit_s,
         )
-
-    async def _renew(self, folder: ReplicaFolder, spec: ReplicaSpec, pid: int) -> None:
-        env = _app_environment(spec)
-        request = {"do": "after_restore", "replica": folder.name, "env": env}
-        await asyncio.to_thread(call_hook, pid, request, timeout_s=_HOOK_S)
 
 
 def _tasks_limit() -> int:

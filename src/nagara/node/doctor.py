@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nagara.base.errors import NagaraError
 from nagara.image import probes as image
+from nagara.image.probing import probe
 from nagara.node.capabilities import CAPABILITIES, CONTAINERS, SNAPSHOTS, Capability
 from nagara.sandbox import probes as sandbox
 from nagara.sandbox.scratch import scratch_folder
@@ -111,6 +112,7 @@ def _probes(scratch: Path, tools: Tools) -> dict[str, Probe]:
         "run_in_memory": sandbox.check_run_folder,
         "data_layers": lambda: image.try_data_layers(scratch),
         "fuse": lambda: image.try_fuse(scratch),
+        "image_mounts": lambda: _image_mounts(scratch),
         "fuse_passthrough": lambda: image.try_fuse_passthrough(scratch),
         "c_library": sandbox.read_c_library,
         "huge_pages": sandbox.read_huge_pages,
@@ -125,6 +127,21 @@ def _tool(path: Path | None, version: str | None, name: str, tools: Tools) -> st
         raise NagaraError(next((gap for gap in tools.missing if gap.startswith(name)), "not found"))
     doubt = next((doubt for doubt in tools.doubts if doubt.startswith(name)), None)
     return f"{version} at {path}" + (f"; {doubt}" if doubt else "")
+
+
+_METHODS = {
+    "overlay": "an index, and contents that come when they are read",
+    "tree": "one FUSE file system for the whole image",
+}
+
+
+def _image_mounts(scratch: Path) -> str:
+    """What nagara chooses here, and what it does without."""
+    found = probe(scratch / "images")
+    if (method := found.method()) not in _METHODS:
+        raise NagaraError("no way of mounting them was found")
+    without = [each.without for each in found.described() if not each.is_there]
+    return "; ".join([_METHODS[method], *without])
 
 
 def _checkpoint(scratch: Path, tools: Tools) -> str:

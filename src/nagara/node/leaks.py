@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nagara.base.errors import NagaraError
 from nagara.image.models import unfinished_models
+from nagara.image.mounts import mount_points
 from nagara.node.leftovers import Owned, owned_by
 from nagara.node.remote_node import RemoteNode
 from nagara.node.replica_folder import ReplicaFolder
@@ -24,6 +25,7 @@ from nagara.sandbox.lock_holders import is_locked
 from nagara.sandbox.scratch import LOCK, PREFIX
 from nagara.sandbox.unix_socket import connect
 from nagara.snapshot.self_test import CONTROL_GROUP
+from nagara.store.ledger import read_pins
 
 _ASK_S = 2.0
 
@@ -47,6 +49,7 @@ class _Household:
     named: frozenset[str] | None
     has_keeper: bool
     kept: frozenset[str]
+    has_mounted_images: bool  # a person has, with `nagara image mount`
 
     def answers_for(self, replica: str) -> str | None:
         if self.has_node:
@@ -59,7 +62,8 @@ async def holdings(state: Path) -> list[Holding]:
     household = await _household(state)
     found = [Holding(thing, _who(thing, state, household)) for thing in owned_by(state)]
     node = "the node agent" if household.has_node else None
-    keeper = "itself" if household.has_node or household.kept else None
+    is_needed = household.has_node or household.kept or household.has_mounted_images
+    keeper = "itself" if is_needed else None
     if household.has_keeper:
         found.append(Holding(Owned("process", "keeper"), keeper))
     found += [
@@ -96,7 +100,12 @@ async def _household(state: Path) -> _Household:
             children = ()
         alive = (child.name for child in children if child.exit_code is None)
         kept = frozenset(name for name in alive if has_node(state) or _is_ready(state, name))
-    return _Household(has_node(state), named, has_keeper, kept)
+    return _Household(has_node(state), named, has_keeper, kept, _has_mounted_images(state))
+
+
+def _has_mounted_images(state: Path) -> bool:
+    holders = {Path(pin.holder) for pin in read_pins(state / "store/ledger.sqlite")}
+    return any(point.target in holders for point in mount_points())
 
 
 def _is_ready(state: Path, replica: str) -> bool:
@@ -108,7 +117,14 @@ def _who(thing: Owned, state: Path, household: _Household) -> str | None:
     replica = _replica_of(thing, state)
     if replica is not None:
         return household.answers_for(replica)
-    return "the node agent" if household.has_node else None
+    if household.has_node:
+        return "the node agent"
+    files = str(state.resolve() / "files")
+    if thing.kind == "file daemon" or thing.name.startswith(files):
+        if household.kept:
+            return "the keeper, until the next `nagara up`"
+        return "`nagara image mount`" if household.has_mounted_images else None
+    return None
 
 
 def _replica_of(thing: Owned, state: Path) -> str | None:

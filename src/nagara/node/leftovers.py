@@ -4,10 +4,13 @@ What is listed while no node runs, apart from ready replicas that a next node ta
 leak. Blocking: some ten milliseconds.
 """
 
+import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from nagara.image.mounts import mount_points
+from nagara.node.image_mounts import FILE_DAEMON
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.sandbox.cgroups import groups_beginning
 from nagara.sandbox.leftovers import tools_in
@@ -32,8 +35,22 @@ def owned_by(state: Path) -> list[Owned]:
     found += [Owned("layer folder", name) for name in _inside(node / "layers")]
     found += [Owned("unfinished snapshot", name) for name in _inside(staging)]
     found += [Owned("tool", str(pid)) for place in (node, staging) for pid in tools_in(place)]
+    found += [Owned("file daemon", str(pid)) for pid in file_daemons(state / "files")]
     found += [Owned("control group", str(path)) for path in groups_beginning(prefix)]
     return found
+
+
+def file_daemons(folder: Path) -> list[int]:
+    """Daemons of image mounts below a folder, by the control socket they were told."""
+    inside = os.fsencode(folder) + b"/"
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # ended meanwhile
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if FILE_DAEMON.encode() in words and any(w.startswith(inside) for w in words):
+                    found.append(int(entry.name))
+    return sorted(found)
 
 
 def _inside(folder: Path) -> list[str]:

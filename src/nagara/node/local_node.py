@@ -8,7 +8,6 @@ A node that starts anew reads both: it takes ready replicas over and clears the 
 import asyncio
 import contextlib
 import dataclasses
-import fcntl
 import logging
 import os
 import shutil
@@ -25,6 +24,9 @@ from nagara.contract.node import NodeError, ReplicaGoneError, StartFailedError
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    FilesReport,
+    ImageOrder,
+    ImageReport,
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
@@ -32,13 +34,16 @@ from nagara.contract.replica import (
     StartOrder,
     StartReport,
 )
-from nagara.node.admission import check_name, check_order
+from nagara.node.admission import check_image_order, check_name, check_order
 from nagara.node.asking import Readiness, connected
+from nagara.node.folder_claim import FolderClaim
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
 from nagara.node.owned_tasks import finished, in_thread
-from nagara.node.replica import Replica, record_of
+from nagara.node.replica import Replica, record_of, spoken
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
+from nagara.node.replica_images import NodeImages
+from nagara.node.replica_lease import put_under_lease
 from nagara.node.runtime import Running, Runtime
 from nagara.node.snapshots import NodeSnapshots, NoSnapshot
 from nagara.sandbox.fault_points import reach
@@ -71,6 +76,7 @@ class LocalNode:
         keeper: KeeperClient,
         logs: ReplicaLogs,
         snapshots: NodeSnapshots | None,
+        images: NodeImages,
         missing: tuple[str, ...] = (),
     ) -> None:
         self._root = root
@@ -79,10 +85,12 @@ class LocalNode:
         self._logs = logs
         self._snapshots = snapshots
         self._missing = missing
+        self._images = images
         self._replicas: dict[str, Replica] = {}
         self._listeners: set[asyncio.Queue[ReplicaStatus]] = set()
+        self._leisure: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
-        self._lock = -1  # descriptor; held for as long as this node is open
+        self._claim = FolderClaim(root)
 
     async def open(self) -> None:
         """Starts the keeper where it is missing and takes over what an earlier node has left.
@@ -93,14 +101,14 @@ class LocalNode:
         try:
             self._root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._root.mkdir(exist_ok=True, mode=0o700)
-            self._lock = _locked(self._root)
+            self._claim.take()
             await self._keeper.ensure()
             await self._runtime.open()
             if self._snapshots:
                 await in_thread(self._snapshots.clear_staging)
             await self._take_over()
         except (OSError, NagaraError) as error:
-            self._unlock()
+            self._claim.give_up()
             raise as_node_error(error) from error
         self._watcher = asyncio.create_task(self._watch(), name="replica exits")
 
@@ -118,6 +126,7 @@ class LocalNode:
             await self._clear_away(folder)
         for name in kept:  # a process whose folder is gone: nobody answers for it
             await self._clear_away(ReplicaFolder(self._root / name))
+        await self._runtime.took_over(frozenset(self._replicas))
 
     async def _clear_away(self, folder: ReplicaFolder) -> None:
         """Removes an earlier node's replica; one that resists does not keep others from work."""
@@ -131,23 +140,19 @@ class LocalNode:
         """Ends the node; with `stop_replicas` also its replicas. The keeper ends with the last."""
         going = [r for r in self._replicas.values() if stop_replicas or r.making]
         await asyncio.gather(*(self.stop(replica.name) for replica in going))
+        await asyncio.gather(*self._leisure)
         if self._watcher:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
         for replica in self._replicas.values():
             if replica.running:
                 replica.running.port.close()
-        with contextlib.suppress(KeeperError):  # a replica still runs
+        await self._runtime.close(take_down=not self._replicas)
+        with contextlib.suppress(KeeperError):  # a replica still runs, or an image is mounted
             await self._keeper.shutdown()
-        await self._runtime.close()
         if self._snapshots:
             self._snapshots.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._claim.give_up()
 
     async def facts(self) -> NodeFacts:
         return NodeFacts(
@@ -157,7 +162,15 @@ class LocalNode:
             isolation=self._runtime.isolation,
             can_snapshot=self._snapshots is not None,
             missing=self._missing,
+            bringing=self._images.bringing(),
         )
+
+    async def bring_image(self, order: ImageOrder) -> ImageReport:
+        check_image_order(order)
+        try:
+            return await in_thread(self._images.bring, order)
+        except OSError as error:
+            raise as_node_error(error) from error
 
     async def start(self, order: StartOrder) -> StartReport:
         waterfall = Waterfall(time.monotonic, order.replica)
@@ -168,6 +181,7 @@ class LocalNode:
         self, replica: Replica, spec: ReplicaSpec, waterfall: Waterfall
     ) -> StartReport:
         with waterfall.stage("files", "folder"):
+            await put_under_lease(self._keeper, replica, self.stop)
             await in_thread(replica.folder.create, replica.record)
             reach("start.folder")
             await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
@@ -185,6 +199,7 @@ class LocalNode:
             replica.record = dataclasses.replace(replica.record, ready=True)
             replica.folder.write(replica.record)
             reach("start.recorded")
+            files = await self._files_report(replica, spec)
         return StartReport(
             replica=replica.name,
             kind=StartKind.RESTORED if is_restored else StartKind.PLAIN,
@@ -193,11 +208,21 @@ class LocalNode:
             snapshot=found.name if isinstance(found, Snapshot) and is_restored else None,
             fallback=fallback,
             capture_wanted=isinstance(found, NoSnapshot) and found.capture_wanted,
+            files=files,
         )
+
+    async def _files_report(self, replica: Replica, spec: ReplicaSpec) -> FilesReport:
+        report, rest = await in_thread(self._runtime.report, replica.folder, spec)
+        if rest is not None:
+            task = asyncio.create_task(in_thread(rest), name=f"after the start of {replica.name}")
+            self._leisure.add(task)
+            task.add_done_callback(self._leisure.discard)
+        return report
 
     async def capture(self, order: CaptureOrder) -> CaptureReport:
         if self._snapshots is None:
-            return CaptureReport(None, "this machine cannot save replicas")
+            lack = "; ".join(self._missing)
+            return CaptureReport(None, f"this machine cannot save replicas: {lack}")
         began_s = time.monotonic()
         replica = self._new(order)
         report = await self._made(replica, self._capture(replica, order.spec, self._snapshots))
@@ -210,12 +235,15 @@ class LocalNode:
         try:
             await in_thread(snapshots.make_staging, staging)
             reach("capture.staging")
+            await put_under_lease(self._keeper, replica, self.stop)
             await in_thread(replica.folder.create, replica.record)
             reach("capture.folder")
             await in_thread(self._logs.prepare, replica.record, frozenset(self._replicas))
             await self._run(replica, spec, Waterfall(time.monotonic, replica.name))
-            running = _running(replica)
-            answer = await snapshots.prepare(running, spec)
+            running = replica.running
+            if running is None:
+                raise CaptureError("ended before it could be saved", where=spec.app)
+            answer = await snapshots.prepare(replica.folder, running, spec)
             reach("capture.prepared")
             saved = await self._save(replica, running, spec, staging)
             await self._remove(replica)
@@ -283,6 +311,7 @@ class LocalNode:
         check_name("app", app)
         if self._snapshots:
             await self._snapshots.forget_app(tenant, app)
+        await in_thread(self._images.forget_app, tenant, app)
         await in_thread(self._logs.forget_app, tenant, app)
 
     def _new(self, order: StartOrder | CaptureOrder) -> Replica:
@@ -386,7 +415,7 @@ class LocalNode:
             ended.cancel()
             await asyncio.wait((ready, ended))
         if replica.exit_code is not None:
-            return f"its command ended with {_spoken(replica.exit_code)} before it was ready"
+            return f"its command ended with {spoken(replica.exit_code)} before it was ready"
         if not ready.cancelled():
             ready.result()
             return None
@@ -428,6 +457,8 @@ class LocalNode:
         if replica.running:
             replica.running.port.close()
         await in_thread(replica.folder.remove)
+        with contextlib.suppress(KeeperError):
+            await self._keeper.end_lease(replica.name)
         reach("stop.gone")
         self._replicas.pop(replica.name, None)
 
@@ -465,27 +496,3 @@ class LocalNode:
         if replica.record.ready and not replica.is_stopping:
             for listener in self._listeners:
                 listener.put_nowait(replica.status())
-
-
-def _locked(root: Path) -> int:
-    descriptor = os.open(root / ".lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise NodeError(
-            "another node agent uses this state folder",
-            where=str(root.parent),
-            hint="end it (`nagara up` or `nagara agent`), or name another folder with --state",
-        ) from error
-    return descriptor
-
-
-def _running(replica: Replica) -> Running:
-    if replica.running is None:
-        raise CaptureError("ended before it could be saved", where=replica.record.app)
-    return replica.running
-
-
-def _spoken(exit_code: int) -> str:
-    return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"

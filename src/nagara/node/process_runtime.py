@@ -11,11 +11,12 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from nagara.base.spans import Waterfall
 from nagara.contract.node import NodeError, StartFailedError
-from nagara.contract.replica import ReplicaSpec
+from nagara.contract.replica import FilesReport, ReplicaSpec
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running, substituted
 from nagara.sandbox.keeper_client import KeeperClient, KeeperError, LaunchError
@@ -54,8 +55,16 @@ class ProcessRuntime:
     async def open(self) -> None:
         pass
 
-    async def close(self) -> None:
+    async def took_over(self, replicas: Collection[str]) -> None:
         pass
+
+    async def close(self, *, take_down: bool) -> None:
+        pass
+
+    def report(
+        self, folder: ReplicaFolder, spec: ReplicaSpec
+    ) -> tuple[FilesReport, Callable[[], None] | None]:
+        return FilesReport("host", "host"), None
 
     async def launch(
         self, folder: ReplicaFolder, spec: ReplicaSpec, log: Path, waterfall: Waterfall

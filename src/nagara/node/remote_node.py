@@ -15,6 +15,8 @@ from nagara.contract.node import NodeUnavailableError
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    ImageOrder,
+    ImageReport,
     NodeFacts,
     ReplicaStatus,
     StartOrder,
@@ -33,26 +35,29 @@ class RemoteNode:
         self._path = path
 
     async def facts(self) -> NodeFacts:
-        return await self._call("facts")  # type: ignore[no-any-return]
+        return await self.call("facts")  # type: ignore[no-any-return]
+
+    async def bring_image(self, order: ImageOrder) -> ImageReport:
+        return await self.call("bring_image", order=order)  # type: ignore[no-any-return]
 
     async def start(self, order: StartOrder) -> StartReport:
-        return await self._call("start", order=order)  # type: ignore[no-any-return]
+        return await self.call("start", order=order)  # type: ignore[no-any-return]
 
     async def capture(self, order: CaptureOrder) -> CaptureReport:
-        return await self._call("capture", order=order)  # type: ignore[no-any-return]
+        return await self.call("capture", order=order)  # type: ignore[no-any-return]
 
     async def stop(self, replica: str, *, grace_s: float = 10.0) -> None:
-        await self._call("stop", replica=replica, grace_s=grace_s)
+        await self.call("stop", replica=replica, grace_s=grace_s)
 
     async def replicas(self) -> tuple[ReplicaStatus, ...]:
-        return await self._call("replicas")  # type: ignore[no-any-return]
+        return await self.call("replicas")  # type: ignore[no-any-return]
 
     async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
         tail_bytes = min(tail_bytes, MESSAGE_LIMIT // 2)
-        return await self._call("logs", replica=replica, tail_bytes=tail_bytes)  # type: ignore[no-any-return]
+        return await self.call("logs", replica=replica, tail_bytes=tail_bytes)  # type: ignore[no-any-return]
 
     async def forget_app(self, tenant: str, app: str) -> None:
-        await self._call("forget_app", tenant=tenant, app=app)
+        await self.call("forget_app", tenant=tenant, app=app)
 
     async def dial(self, replica: str) -> socket.socket:
         loop = asyncio.get_running_loop()
@@ -77,7 +82,8 @@ class RemoteNode:
             while True:
                 yield decode_reply("exits", await reader.next() or self._gone())
 
-    async def _call(self, method: str, **arguments: Any) -> Any:
+    async def call(self, method: str, **arguments: Any) -> Any:
+        """One request and its answer. Raises what the agent says, or `NodeUnavailableError`."""
         loop = asyncio.get_running_loop()
         with self._connected() as connection:
             await loop.sock_sendall(connection, encode_request(method, arguments))

@@ -63,3 +63,8 @@ def record_of(order: StartOrder | CaptureOrder) -> ReplicaRecord:
         port=spec.port,
         is_capture=isinstance(order, CaptureOrder),
     )
+
+
+def spoken(exit_code: int) -> str:
+    """An end in words; negative codes are signals."""
+    return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"

@@ -1,13 +1,13 @@
 """How replicas are run on a machine: the protocol, and what both ways of running share."""
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from nagara.base.spans import Waterfall
-from nagara.contract.replica import ReplicaSpec
+from nagara.contract.replica import FilesReport, ReplicaSpec
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.snapshot.catalog import Snapshot
 
@@ -44,8 +44,21 @@ class Runtime(Protocol):
         """Makes what all replicas need; undoes what an earlier process has left of it."""
         ...
 
-    async def close(self) -> None:
-        """Undoes `open`. Replicas may go on running."""
+    async def took_over(self, replicas: Collection[str]) -> None:
+        """These replicas of an earlier process go on; what others of it held is given up."""
+        ...
+
+    async def close(self, *, take_down: bool) -> None:
+        """Undoes `open`. Replicas may go on running, unless everything is to be taken down."""
+        ...
+
+    def report(
+        self, folder: ReplicaFolder, spec: ReplicaSpec
+    ) -> tuple[FilesReport, Callable[[], None] | None]:
+        """How a replica's files became visible, and what is left to do about it at leisure.
+
+        Both are blocking. Called when the replica is ready.
+        """
         ...
 
     async def launch(

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from nagara import __version__
 from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec
-from nagara.image.host import HostImage
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
+from nagara.node.replica_hooks import before_snapshot
 from nagara.node.runtime import Running
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.sockets_open import open_connections
@@ -22,10 +22,8 @@ from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.prefetch import ReadAhead
-from nagara.snapshot.renewal import call_hook
 from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
 
-_HOOK_S = 120.0
 _QUIET_S = 10.0
 
 _log = logging.getLogger(__name__)
@@ -47,17 +45,13 @@ class NodeSnapshots:
         *,
         catalog: Catalog,
         facts: HostFacts,
-        image: HostImage,
         runtime: ContainerRuntime,
         layers: FrozenLayers,
-        models: Path,
     ) -> None:
         self._catalog = catalog
         self._facts = facts
-        self._image = image
         self._runtime = runtime
         self._layers = layers
-        self._models = models
         self._read_ahead = ReadAhead()
 
     def close(self) -> None:
@@ -70,8 +64,7 @@ class NodeSnapshots:
             "tenant": spec.tenant,
             "app": spec.app,
             "definition": spec.definition,
-            "image": [spec.image, self._image.fingerprint()],
-            "surroundings": self._runtime.surroundings,
+            "image": [spec.image, *self._runtime.trees.fingerprint(spec)],
             "command": spec.command,
             "env": sorted(spec.env),
             "port": spec.port,
@@ -91,9 +84,7 @@ class NodeSnapshots:
             for snapshot in self._catalog.all_of(spec.tenant, spec.app, key)
         }
         if not by_folder:
-            if self._catalog.quarantined(spec.tenant, spec.app, key):
-                return NoSnapshot("its snapshot is in quarantine", capture_wanted=False)
-            return NoSnapshot("there is no snapshot yet", capture_wanted=True)
+            return _none_yet(self._catalog.quarantined(spec.tenant, spec.app, key))
         for folder, snapshot in list(by_folder.items()):
             if changed := snapshot.record.changed_host_file():
                 stale = f"{changed} has changed since the snapshot was made"
@@ -105,9 +96,7 @@ class NodeSnapshots:
         if isinstance(chosen, NoneFits):
             return NoSnapshot("no variant fits: " + "; ".join(chosen.reasons), capture_wanted=True)
         snapshot = by_folder[chosen]
-        weights = [
-            path for m in spec.models for path in (self._models / m.name).glob("*.safetensors")
-        ]
+        weights = self._runtime.trees.weights(spec)
         self._read_ahead.begin([*_largest_last(snapshot), *weights])
         return snapshot
 
@@ -141,7 +130,7 @@ class NodeSnapshots:
             _log.warning("snapshot %s is in quarantine: %s", snapshot.name, error)
             await self._layers.unmount(snapshot.name)
 
-    async def prepare(self, running: Running, spec: ReplicaSpec) -> str:
+    async def prepare(self, folder: ReplicaFolder, running: Running, spec: ReplicaSpec) -> str:
         """Before a capture: the canary's answer, hooks, and no connection left open.
 
         Raises:
@@ -160,15 +149,14 @@ class NodeSnapshots:
                 where=spec.app,
                 hint="set snapshot.canary to a request with a fixed answer",
             )
-        hook = {"do": "before_snapshot"}
-        await asyncio.to_thread(call_hook, running.pid, hook, timeout_s=_HOOK_S)
-        await self._until_quiet(running.pid)
+        await before_snapshot(self._runtime.runc, folder, running, spec)
+        await self._until_quiet(running.pid, spec.port)
         return answer
 
-    async def _until_quiet(self, pid: int) -> None:
+    async def _until_quiet(self, pid: int, port: int) -> None:
         """Waits a while for the server's side of our own connections to close."""
         deadline_s = time.monotonic() + _QUIET_S
-        while count := open_connections(pid):
+        while count := open_connections(pid, port):
             if time.monotonic() > deadline_s:
                 _log.warning("%d connections are open at capture and are not carried", count)
                 return
@@ -183,7 +171,7 @@ class NodeSnapshots:
             folder.name,
             running.pid,
             upper=folder.upper,
-            binds=self._runtime.binds(spec),
+            binds=self._runtime.trees.binds(spec),
             opened=self._runtime.opened(folder),
             staging=staging,
             work=folder.criu,
@@ -199,6 +187,8 @@ class NodeSnapshots:
             raise CaptureError(f"cannot be kept: {error}", where=spec.app) from error
         for old in replaced:
             await self._layers.unmount(old.name)
+        for note in saved.notes:
+            _log.warning("%s: saved without something: %s", spec.app, note)
         return CaptureReport(
             snapshot.name, memory_bytes=saved.memory_bytes, layer_bytes=saved.layer_bytes
         )
@@ -216,6 +206,7 @@ class NodeSnapshots:
             created_at_s=time.time(),
             memory_bytes=saved.memory_bytes,
             layer_bytes=saved.layer_bytes,
+            notes=saved.notes,
         )
         snapshot = self._catalog.publish(staging, spec.tenant, spec.app, record)
         replaced = self._catalog.drop_others_like(snapshot)
@@ -241,6 +232,18 @@ class NodeSnapshots:
             self._catalog.make_staging(staging)
         except OSError as error:
             raise CaptureError(f"cannot be saved: {error}") from error
+
+
+def _none_yet(in_quarantine: int) -> NoSnapshot:
+    """A bad snapshot may be bad by chance, and is made again; the second of an app is not."""
+    if in_quarantine == 0:
+        return NoSnapshot("there is no snapshot yet", capture_wanted=True)
+    if in_quarantine == 1:
+        return NoSnapshot("its snapshot is in quarantine", capture_wanted=True)
+    return NoSnapshot(
+        "its snapshot is in quarantine, and so is the one before: none is made any more",
+        capture_wanted=False,
+    )
 
 
 def question_of(canary: Canary) -> Question:

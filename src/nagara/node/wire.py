@@ -15,9 +15,12 @@ from pydantic import Base64Bytes, TypeAdapter
 
 from nagara.base.errors import NagaraError
 from nagara.contract import node as contract
+from nagara.contract.machine import CheckKind, HealthReport, Renewal, RenewalAnswer, Vitals
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    ImageOrder,
+    ImageReport,
     NodeFacts,
     ReplicaStatus,
     StartOrder,
@@ -29,7 +32,7 @@ MESSAGE_LIMIT = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of the `Node` protocol as it crosses the wire."""
+    """A method of a protocol as it crosses the wire."""
 
     arguments: dict[str, TypeAdapter[Any]]
     result: TypeAdapter[Any]
@@ -40,8 +43,17 @@ def _method(result: Any, **arguments: Any) -> Method:
     return Method(adapters, TypeAdapter(result))
 
 
+MACHINE_METHODS: dict[str, Method] = {  # of the `MachineAgent` protocol
+    "check": _method(HealthReport, kind=CheckKind),
+    "vitals": _method(Vitals, heard=str),
+    "renew": _method(RenewalAnswer, renewals=tuple[Renewal, ...]),
+    "fence": _method(None, slot=str, epoch=int),
+}
+
 METHODS: dict[str, Method] = {
+    **MACHINE_METHODS,
     "facts": _method(NodeFacts),
+    "bring_image": _method(ImageReport, order=ImageOrder),
     "start": _method(StartReport, order=StartOrder),
     "capture": _method(CaptureReport, order=CaptureOrder),
     "stop": _method(None, replica=str, grace_s=float),
@@ -56,6 +68,7 @@ _ERRORS: dict[str, type[NagaraError]] = {
     kind.__name__: kind
     for kind in (
         contract.NodeError,
+        contract.BadImageError,
         contract.StartFailedError,
         contract.ReplicaGoneError,
         contract.NodeUnavailableError,

@@ -6,7 +6,7 @@ the mean over one refill. Pure: times are given, on a clock that never jumps.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 
 WINDOW_S = 60.0
@@ -37,6 +37,18 @@ class ArrivalMeter:
         """`count` claims arrived now."""
         self.advance(now_s)
         self._count += count
+
+    def to_document(self, now_s: float) -> dict[str, float]:
+        """As JSON, in ages instead of readings of a clock."""
+        document = asdict(self)
+        del document["started_s"]
+        return {**document, "age_s": now_s - self.started_s}
+
+    @classmethod
+    def from_document(cls, document: dict[str, float], now_s: float) -> "ArrivalMeter":
+        """The inverse. Time in which nobody counted is left out: it says nothing of demand."""
+        values = {name: value for name, value in document.items() if name != "age_s"}
+        return cls(started_s=now_s - document["age_s"], **values)  # type: ignore[arg-type]
 
     def advance(self, now_s: float) -> None:
         """Closes the windows that are over."""

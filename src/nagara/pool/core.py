@@ -15,7 +15,6 @@ loop only.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from nagara.contract.machine import (
     NO_RESOURCES,
@@ -26,74 +25,21 @@ from nagara.contract.machine import (
     Resources,
 )
 from nagara.contract.replica import Lease
+from nagara.pool import absence
+from nagara.pool.actions import Action, Check, Granted, Launch, Lost, NoSlot, Release
 from nagara.pool.demandclass import DemandClass
+from nagara.pool.errors import IllegalEventError
 from nagara.pool.fairness import Arbiter, Claimant
 from nagara.pool.grants import Grants
 from nagara.pool.leadtime import LeadTimes
-from nagara.pool.machines import Machine, MachineTable, Saved, Writes
+from nagara.pool.machines import Machine, MachineRow, MachineTable, Saved, Writes, restored
 from nagara.pool.states import IN_FLIGHT, MachineEvent, MachineState
 from nagara.pool.supply import Supply
 
+OWN = "local"  # the last part of the own machine's name
 LEAST_BOOT_S, LATE_BOOT = 300.0, 4.0  # given up after so many times the typical lead
-ABSENCES = 2  # lists in a row: one that lacks a machine may be late or cut short
 
 _S, _E = MachineState, MachineEvent
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Ask the provider for this machine."""
-
-    name: str
-    epoch: int
-    offering: Offering
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Ask the provider for this machine's end."""
-
-    name: str
-    epoch: int
-    provider: str
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Have this machine look at itself."""
-
-    name: str
-    epoch: int
-    kind: CheckKind
-
-
-Action = Launch | Release | Check
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """A slot is the claimant's. Nothing may be started under it before it is durable."""
-
-    lease: Lease
-    machine: str
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoSlot:
-    """Nothing is free for this claim, why, and when the next machine is expected."""
-
-    because: str
-    earliest_s: float | None  # from now; None: nothing is on its way
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A lease whose machine is gone: its replica is no more."""
-
-    lease: Lease
-    app: str
-    reason: str
 
 
 class PoolCore:
@@ -102,36 +48,53 @@ class PoolCore:
     Args:
         saved: what an earlier process left; nothing for a new pool.
         new_name: gives names no machine ever had; they begin with the pool's prefix.
-        has_ttl: whether leases end by themselves (machines other than this one).
+        own: what this process's own machine offers; it is there without being launched.
     """
 
     def __init__(
-        self, saved: Saved, new_name: Callable[[], str], now_s: float, *, has_ttl: bool = True
+        self,
+        saved: Saved,
+        new_name: Callable[[], str],
+        now_s: float,
+        *,
+        own: Offering | None = None,
     ) -> None:
         self.prefix = saved.pool
         self.table = MachineTable()
         self.supply = Supply()
         self.leads = LeadTimes()
         self.arbiter = Arbiter()
-        self.grants = Grants(self.table, has_ttl=has_ttl)
+        self.own = f"{saved.pool}-{OWN}"
+        self.grants = Grants(self.table)
         self.misses = 0
         self.claims = 0
         self._new_name = new_name
+        self._ticked_s = now_s
         self._actions: list[Action] = []
         self._lost: list[Lost] = []
-        for row in saved.machines:
-            self.table.add(
-                Machine(
-                    name=row.name, offering=row.offering, state=row.state, epoch=row.epoch,
-                    since_s=now_s, reason=row.reason, address=row.address,
-                    after_drain=row.after_drain, requested_s=now_s,
-                ),
-                is_known=True,
-            )  # fmt: skip
+        rows = {row.name: row for row in saved.machines}
+        self._add_own(rows.pop(self.own, None), own, now_s)
+        for row in rows.values():
+            self.table.add(restored(row, now_s), is_known=True)
         self.grants.load(saved.leases, now_s, self.arbiter)
         for machine in self.table:
             self._act(machine, now_s)
             self.grants.file(machine)
+
+    def _add_own(self, row: MachineRow | None, own: Offering | None, now_s: float) -> None:
+        """This machine, with what it offers now. What a person said of it stays."""
+        if own is None:
+            if row is not None:
+                self.table.forget(self.own)
+            return
+        is_held = row is not None and row.state is _S.DRAINING and row.after_drain is None
+        machine = Machine(
+            name=self.own, offering=own, state=_S.DRAINING if is_held else _S.READY,
+            epoch=1 if row is None else row.epoch, since_s=now_s,
+            reason=row.reason if row is not None and is_held else "", is_own=True,
+            kept_out=frozenset() if row is None else frozenset(row.kept_out),
+        )  # fmt: skip
+        self.table.add(machine, is_known=row is not None and row.offering == own)
 
     # -- what the shell takes --------------------------------------------------------------
 
@@ -143,6 +106,11 @@ class PoolCore:
         """To be carried out once the writes taken before are durable."""
         actions, self._actions = self._actions, []
         return actions
+
+    def put_back(self, writes: Writes, actions: list[Action]) -> None:
+        """What was taken could not be written, so nothing of it was done: it is still to do."""
+        self.table.put_back(writes)
+        self._actions = [*actions, *self._actions]
 
     def take_lost(self) -> list[Lost]:
         """Leases that ended because their machine is gone."""
@@ -170,6 +138,17 @@ class PoolCore:
             self.misses += 1
             self.arbiter.missed(claimant, 1, now_s)
             return NoSlot(self._why_none(wanted), self._earliest_s(wanted, now_s))
+        self.arbiter.served(claimant.app)
+        lease = self.grants.grant(machine, claimant.app, wanted, needs)
+        return Granted(lease, machine.name, machine.address)
+
+    def claim_spare(
+        self, claimant: Claimant, wanted: DemandClass, needs: Resources
+    ) -> Granted | NoSlot:
+        """A slot for work that can wait for ever: neither a miss nor a turn taken."""
+        machine = self.grants.inventory.find(wanted, needs)
+        if machine is None:
+            return NoSlot(self._why_none(wanted), None)
         self.arbiter.served(claimant.app)
         lease = self.grants.grant(machine, claimant.app, wanted, needs)
         return Granted(lease, machine.name, machine.address)
@@ -249,12 +228,33 @@ class PoolCore:
         """Back into use."""
         self._move(self.table.named(name), _E.RESUME, now_s)
 
-    def keep_out(self, name: str, *, is_kept_out: bool) -> None:
-        """No new leases, without any other consequence."""
+    def keep_out(self, name: str, why: str) -> None:
+        """No new leases, without any other consequence, until every such reason is lifted."""
         machine = self.table.get(name)
-        if machine is not None and machine.is_kept_out != is_kept_out:
-            machine.is_kept_out = is_kept_out
+        if machine is not None:
+            self._set_kept_out(machine, machine.kept_out | {why})
+
+    def let_in(self, name: str, why: str) -> None:
+        """One reason to keep the machine from new leases is no more; others may be."""
+        machine = self.table.get(name)
+        if machine is not None:
+            self._set_kept_out(machine, machine.kept_out - {why})
+
+    def _set_kept_out(self, machine: Machine, reasons: frozenset[str]) -> None:
+        if machine.kept_out != reasons:
+            machine.kept_out = reasons
+            self.table.touch(machine)
             self.grants.file(machine)
+
+    def diagnose(self, name: str, kind: CheckKind, reason: str, now_s: float) -> None:
+        """Takes the machine out of use and has it looked at, once it is empty."""
+        machine = self.table.named(name)
+        before, machine.diagnosis = machine.diagnosis, kind
+        try:
+            self.drain(name, _E.DIAGNOSE, reason, now_s)
+        except IllegalEventError:
+            machine.diagnosis = before
+            raise
 
     # -- what providers and machines say ---------------------------------------------------
 
@@ -283,22 +283,28 @@ class PoolCore:
         offerings: dict[str, Offering],
         begun_s: float,
         now_s: float,
-    ) -> None:
+    ) -> str | None:
         """The provider's whole list, asked for at `begun_s`. Both ways: lost ones, unknown ones.
 
-        A list says nothing of a machine that changed after it was asked for.
+        A list says nothing of a machine that changed after it was asked for. Returns why the
+        list is doubted, if it is.
         """
         found = {one.name: one for one in machines if one.name.startswith(self.prefix)}
-        for machine in self.table:
-            if machine.offering.provider != provider:
-                continue
+        addresses = {one.address for one in found.values() if one.address}
+        known = [one for one in self.table if one.offering.provider == provider]
+        doubt = absence.doubt(provider, known, found)
+        for machine in known:
             seen = found.pop(machine.name, None)
-            if seen is None:
-                self._absent(machine, begun_s, now_s)
-            else:
+            if seen is not None:
                 self._present(machine, seen, now_s)
+            elif self._may_be_absent(machine, begun_s) and absence.is_believed(
+                machine, begun_s,
+                is_doubted=doubt is not None, is_replaced=machine.address in addresses,
+            ):  # fmt: skip
+                self._absent(machine, now_s)
         for name, seen in found.items():
             self._stray(name, seen, provider, offerings, now_s)
+        return doubt
 
     def _present(self, machine: Machine, seen: ProviderMachine, now_s: float) -> None:
         machine.absences = 0
@@ -310,15 +316,13 @@ class PoolCore:
         if machine.state is _S.BOOTING and seen.presence is Presence.RUNNING:
             self._move(machine, _E.UP, now_s)
 
-    def _absent(self, machine: Machine, begun_s: float, now_s: float) -> None:
+    def _may_be_absent(self, machine: Machine, begun_s: float) -> bool:
         if machine.state is _S.REQUESTED or begun_s < machine.since_s:
-            return
+            return False
         asked_s = machine.release_asked_s
-        if machine.state is _S.RELEASING and (asked_s is None or begun_s < asked_s):
-            return
-        machine.absences += 1
-        if machine.absences < ABSENCES:
-            return
+        return machine.state is not _S.RELEASING or (asked_s is not None and begun_s >= asked_s)
+
+    def _absent(self, machine: Machine, now_s: float) -> None:
         if machine.state in (_S.READY, _S.DRAINING):
             self.supply.reclaimed(machine.offering.id, now_s)
         elif machine.state in IN_FLIGHT:
@@ -355,12 +359,12 @@ class PoolCore:
         if machine is None:
             return
         offering = machine.offering.id
-        if failure is None:
+        if failure is None or machine.is_own:  # there is none to take our own machine's place
             if wanted is _S.CHECKING:
                 self.supply.booted(offering, now_s)
                 self.leads.add(offering, now_s - machine.requested_s)
-            machine.is_kept_out, machine.diagnosis = False, CheckKind.MEDIUM
-            self._move(machine, _E.PASSED, now_s)
+            machine.kept_out = frozenset()
+            self._move(machine, _E.PASSED, now_s, failure or "")
         else:
             if wanted is _S.CHECKING:
                 self.supply.failed_boot(offering, failure, now_s)
@@ -374,14 +378,33 @@ class PoolCore:
 
     def marked(self, name: str, mark_s: float, now_s: float) -> None:
         """The machine told its clock."""
+        self.heard(name, now_s)
         machine = self.table.get(name)
         if machine is not None and machine.clock is not None:
             machine.clock.received(mark_s, now_s)
+            if machine.is_silent:
+                machine.is_silent = False
+                self.grants.file(machine)
+
+    def heard(self, name: str, now_s: float) -> None:
+        """The machine has answered something."""
+        machine = self.table.get(name)
+        if machine is not None:
+            machine.heard_s = now_s
+
+    def silent(self, name: str) -> None:
+        """The machine did not answer: no new leases until it does."""
+        machine = self.table.get(name)
+        if machine is not None and not machine.is_silent and not machine.is_own:
+            machine.is_silent = True
+            self.grants.file(machine)
 
     # -- time ------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
         """Deadlines, and slots whose unconfirmed leases are over. At least once a second or so."""
+        self.supply.ran_since(self.table, self._ticked_s, now_s)
+        self._ticked_s = now_s
         for machine in self.table:
             deadline_s = machine.deadline_s()
             if machine.state is _S.BOOTING:
@@ -391,13 +414,30 @@ class PoolCore:
                 deadline_s = min(deadline_s or math.inf, machine.since_s + expected_s)
             if deadline_s is not None and now_s >= deadline_s:
                 self._overdue(machine, now_s)
+            clock = machine.clock
+            if clock is None or machine.is_own:
+                continue
+            if not machine.held:
+                clock.rest()
+            elif now_s >= clock.over_at_s:
+                self._all_over(machine, now_s)
         for machine, app in self.grants.expire(now_s):
             self.arbiter.gave_back(app)
             self._emptied(machine, now_s)
 
+    def _all_over(self, machine: Machine, now_s: float) -> None:
+        """It has been silent for so long that its keeper has ended all its replicas."""
+        self.silent(machine.name)
+        self._drop_leases(machine, f"{machine.name} has not answered for longer than its leases")
+        self._emptied(machine, now_s)
+
     def _overdue(self, machine: Machine, now_s: float) -> None:
         if machine.state is _S.DRAINING and machine.after_drain is None:
             return  # a person's drain lasts as long as the person wants
+        if machine.is_own:
+            if machine.state is _S.DIAGNOSING:
+                self._move(machine, _E.PASSED, now_s, "its checks took too long")
+            return
         if machine.state in IN_FLIGHT:
             self.supply.failed_boot(machine.offering.id, f"too long {machine.state}", now_s)
         self._move(machine, _E.OVERDUE, now_s, f"too long {machine.state}")
@@ -419,6 +459,8 @@ class PoolCore:
         machine.absences = 0
         if machine.state is not _S.DRAINING:
             machine.after_drain = None
+        if machine.state is _S.READY:
+            machine.diagnosis = CheckKind.MEDIUM
         if machine.state in (_S.RELEASING, _S.QUARANTINED, _S.GONE):
             self._drop_leases(machine, reason or str(event))
         self._act(machine, now_s)

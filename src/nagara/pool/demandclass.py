@@ -2,7 +2,7 @@
 
 import fnmatch
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from nagara.contract.machine import Resources
@@ -26,6 +26,17 @@ class DemandClass:
     types: frozenset[str] | None = None  # None: any
     regions: tuple[str, ...] = ()  # patterns such as `eu-*`; empty: any
     devices: int = 1  # of one machine
+    _hash: int = field(init=False, repr=False, compare=False)  # asked for several times a claim
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.types, self.regions, self.devices)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type["DemandClass"], tuple[object, ...]]:
+        """Made anew on the other side: texts have other hashes in another process."""
+        return DemandClass, (self.types, self.regions, self.devices)
 
     def accepts(self, offering: Kind) -> bool:
         """Whether a machine of this kind will do: a hard limit, never a price."""

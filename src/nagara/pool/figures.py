@@ -1,8 +1,11 @@
 """What the pool says of itself in numbers: for `/metrics`, the API, `nagara pool status`. Pure."""
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from nagara.contract.machine import HealthReport
 from nagara.pool.core import PoolCore
+from nagara.pool.machines import Machine
 from nagara.pool.problem import Problem
 from nagara.pool.states import IN_FLIGHT, MachineState
 
@@ -52,6 +55,31 @@ def figures_of(core: PoolCore, problem: Problem) -> Figures:
         cost_h=round(cost, 4),
         idle_cost_h=round(idle, 4),
     )
+
+
+def machine_document(machine: Machine, report: HealthReport | None) -> dict[str, Any]:
+    """A machine as JSON: what it is, its state and why, its leases, its last round of checks."""
+    offering = machine.offering
+    return {
+        "name": machine.name,
+        "state": machine.state.value,
+        "reason": machine.reason,
+        "is_kept_out": machine.is_kept_out,
+        "is_silent": machine.is_silent,
+        "offering": offering.id,
+        "provider": offering.provider,
+        "region": offering.region,
+        "type": offering.type,
+        "devices": offering.devices,
+        "leased": sum(held.wanted.devices for held in machine.held.values()),
+        "price_h": offering.price_h,
+        "address": machine.address,
+        "leases": [
+            {"slot": held.slot, "epoch": held.epoch, "app": held.app}
+            for held in machine.held.values()
+        ],
+        "checks": None if report is None else asdict(report),
+    }
 
 
 _KINDS = {"claims": "counter", "misses": "counter"}

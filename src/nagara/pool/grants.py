@@ -11,7 +11,7 @@ from nagara.contract.replica import Lease
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Arbiter
 from nagara.pool.inventory import Inventory, added
-from nagara.pool.lease import SKEW_S, TTL_S, LeaseClock, slot_name, split_slot
+from nagara.pool.lease import SKEW_S, TTL_S, LeaseClock, machine_of, slot_name, split_slot
 from nagara.pool.machines import HeldSlot, LeaseRow, Machine, MachineTable
 from nagara.pool.states import MachineState
 
@@ -20,14 +20,12 @@ class Grants:
     """Slots of all machines.
 
     Args:
-        has_ttl: leases end by themselves, so an unconfirmed end is certain after a while.
-            Without, whoever asks for an unconfirmed end takes the responsibility.
+        table: the machines. On one of our own a lease has no end: the same kernel is the fence.
     """
 
-    def __init__(self, table: MachineTable, *, has_ttl: bool) -> None:
+    def __init__(self, table: MachineTable) -> None:
         self.inventory = Inventory()
         self._table = table
-        self._has_ttl = has_ttl
         self.held_devices: dict[DemandClass, int] = {}
         self._held_needs: dict[DemandClass, Resources] = {}
         self._waiting: dict[str, HeldSlot] = {}  # by slot: granted again after `free_at_s`
@@ -40,13 +38,15 @@ class Grants:
             if machine is None:
                 continue
             self._prepare(machine)
+            missing = max(devices) + 1 - len(machine.epochs)  # it had more of them once
+            machine.epochs += [0] * missing
             for device in devices:
                 machine.epochs[device] = max(machine.epochs[device], row.epoch)
             if row.app is not None:
                 held = HeldSlot(
                     row.slot, row.epoch, row.app, row.needs, row.wanted, is_certain=False
                 )
-                held.free_at_s = now_s + TTL_S + SKEW_S
+                held.free_at_s = now_s if machine.is_own else now_s + TTL_S + SKEW_S
                 machine.held[row.slot] = held
                 self._waiting[row.slot] = held
                 machine.used = added(machine.used, row.needs)
@@ -59,7 +59,8 @@ class Grants:
         is_ready = machine.state is MachineState.READY
         if is_ready:
             self._prepare(machine)
-        self.inventory.file(machine, is_grantable=is_ready and not machine.is_kept_out)
+        is_kept_out = machine.is_kept_out or machine.is_silent
+        self.inventory.file(machine, is_grantable=is_ready and not is_kept_out)
 
     def _prepare(self, machine: Machine) -> None:
         if not machine.epochs:
@@ -69,23 +70,21 @@ class Grants:
 
     def grant(self, machine: Machine, app: str, wanted: DemandClass, needs: Resources) -> Lease:
         """Leases that many of the machine's free devices as one slot."""
-        self.inventory.unfile(machine)
-        devices = wanted.devices
-        chosen, machine.free = tuple(machine.free[:devices]), machine.free[devices:]
-        epoch = 1 + max(machine.epochs[device] for device in chosen)
+        epochs = machine.epochs
+        chosen = self.inventory.lend(machine, wanted.devices)
+        epoch = 1 + max([epochs[device] for device in chosen])
         for device in chosen:
-            machine.epochs[device] = epoch
+            epochs[device] = epoch
         slot = slot_name(machine.name, chosen)
-        machine.held[slot] = HeldSlot(slot, epoch, app, needs, wanted)
-        self._count(machine.held[slot], 1)
+        held = machine.held[slot] = HeldSlot(slot, epoch, app, needs, wanted)
+        self._count(held, 1)
         machine.used = added(machine.used, needs)
-        self.file(machine)
-        self._table.write_lease(LeaseRow(slot, epoch, app, needs, wanted))
+        self._table.write_lease(slot, held)
         return Lease(slot, epoch)
 
     def held(self, lease: Lease) -> HeldSlot | None:
         """The grant, if the lease is the present one of its slot."""
-        machine = self._table.get(split_slot(lease.slot)[0])
+        machine = self._table.get(machine_of(lease.slot))
         held = machine.held.get(lease.slot) if machine is not None else None
         return held if held is not None and held.epoch == lease.epoch else None
 
@@ -106,7 +105,7 @@ class Grants:
             self.forget(machine, held)
         elif held.free_at_s is None:
             assert machine.clock is not None
-            held.free_at_s = machine.clock.free_at_s(now_s) if self._has_ttl else now_s
+            held.free_at_s = now_s if machine.is_own else machine.clock.free_at_s(now_s)
             self._waiting[held.slot] = held
         return machine
 
@@ -117,9 +116,10 @@ class Grants:
         self._count(held, -1)
         self._waiting.pop(held.slot, None)
         machine.used = added(machine.used, held.needs, -1)
-        machine.free = sorted({*machine.free, *split_slot(held.slot)[1]})
+        returned = {one for one in split_slot(held.slot)[1] if one < machine.offering.devices}
+        machine.free = sorted(returned.union(machine.free))
         if self._table.get(machine.name) is machine:
-            self._table.write_lease(LeaseRow(held.slot, held.epoch, None))
+            self._table.write_lease(held.slot, LeaseRow(held.slot, held.epoch, None))
             self.file(machine)
 
     def _count(self, held: HeldSlot, sign: int) -> None:

@@ -13,8 +13,6 @@ from nagara.contract.machine import NO_RESOURCES, Offering, Resources
 from nagara.pool.demandclass import CPU_TARGET, DISK_TARGET, MEMORY_TARGET, DemandClass
 from nagara.pool.machines import Machine
 
-_TRIED_MACHINES = 32  # of one group, when resources decide
-
 
 @dataclass(slots=True, eq=False)
 class _Group:
@@ -29,16 +27,14 @@ class _Group:
         return self.partly[len(machine.free)] if machine.held else self.empty
 
     def fitting(self, devices: int, needs: Resources) -> Machine | None:
-        """The fullest machine with room, or None."""
-        tried = 0
-        for shelf in (*self.partly[devices:], self.empty):
+        """The fullest machine with room, or None. Without `needs` the first one has it."""
+        for shelf in self.partly[devices:]:
             for machine in shelf.values():
                 if has_room(machine, needs):
                     return machine
-                tried += 1
-                if tried == _TRIED_MACHINES:
-                    break
-        return None
+        # Empty machines of one offering are alike.
+        first = next(iter(self.empty.values()), None)
+        return first if first is not None and has_room(first, needs) else None
 
     def count_most_free(self) -> int:
         """The largest number of free devices of any machine."""
@@ -70,6 +66,18 @@ class Inventory:
             group.shelf(machine)[machine.name] = machine
             self.free_slots += len(machine.free)
         self._note(group)
+
+    def lend(self, machine: Machine, devices: int) -> tuple[int, ...]:
+        """Takes devices of a machine just found; it is filed as one that is partly used."""
+        group = self._groups[machine.offering.id]
+        del group.shelf(machine)[machine.name]
+        chosen = tuple(machine.free[:devices])
+        del machine.free[:devices]
+        self.free_slots -= devices
+        if machine.free:
+            group.partly[len(machine.free)][machine.name] = machine
+        self._note(group)
+        return chosen
 
     def unfile(self, machine: Machine) -> None:
         """Takes the machine out; to be called before its leases or free devices change."""
@@ -152,11 +160,20 @@ class Inventory:
 
 
 def has_room(machine: Machine, needs: Resources) -> bool:
-    """Whether CPU, memory and disk stay within their targets with `needs` added."""
+    """Whether CPU, memory and disk stay within their targets with `needs` added.
+
+    A machine that holds nothing takes whatever it can hold at all: the targets are for company.
+    """
     has = machine.offering.resources
     if has is None or needs is NO_RESOURCES:
         return True
     used = machine.used
+    if not machine.held:
+        return (
+            needs.cpu <= has.cpu
+            and needs.memory_bytes <= has.memory_bytes
+            and needs.disk_bytes <= has.disk_bytes
+        )
     return (
         used.cpu + needs.cpu <= has.cpu * CPU_TARGET
         and used.memory_bytes + needs.memory_bytes <= has.memory_bytes * MEMORY_TARGET

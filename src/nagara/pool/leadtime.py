@@ -18,6 +18,14 @@ class LeadTimes:
         """A machine became ready after so long."""
         self._seen.setdefault(offering, deque(maxlen=_REMEMBERED)).append(lead_s)
 
+    def to_document(self) -> dict[str, list[float]]:
+        """As JSON."""
+        return {offering: list(seen) for offering, seen in self._seen.items()}
+
+    def load(self, document: dict[str, list[float]]) -> None:
+        """Takes over what an earlier process has seen."""
+        self._seen = {k: deque(seen, maxlen=_REMEMBERED) for k, seen in document.items()}
+
     def typical_s(self, offering: str) -> float:
         """What nine of ten machines stay below; of any offering if none of this has come yet."""
         seen = self._seen.get(offering)

@@ -5,13 +5,14 @@ writes; whoever acts on it takes the list, makes it durable, and only then acts.
 pool's loop only.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nagara.contract.machine import NO_RESOURCES, CheckKind, Offering, Resources
 from nagara.pool.demandclass import ANY, DemandClass
 from nagara.pool.errors import StaleEpochError, UnknownMachineError
-from nagara.pool.lease import LeaseClock
+from nagara.pool.lease import LeaseClock, machine_of
 from nagara.pool.states import DEADLINES_S, MachineEvent, MachineState, after
 
 
@@ -41,8 +42,12 @@ class Machine:
     address: str = ""
     after_drain: MachineEvent | None = None  # what follows once it is empty
     diagnosis: CheckKind = CheckKind.MEDIUM  # how thoroughly, when it comes to that
-    is_kept_out: bool = False  # healthy enough for its leases, not for new ones
+    kept_out: frozenset[str] = frozenset()  # why it is healthy enough for its leases alone
+    is_silent: bool = False  # its agent did not answer when it was last asked
+    is_own: bool = False  # the pool's own process runs on it
     absences: int = 0  # lists in a row that lacked it
+    absent_since_s: float = 0.0  # when the first of them was asked for
+    heard_s: float = -math.inf  # when its agent last answered
     requested_s: float = 0.0
     release_asked_s: float | None = None
     free: list[int] = field(default_factory=list)
@@ -50,6 +55,11 @@ class Machine:
     held: dict[str, HeldSlot] = field(default_factory=dict)
     used: Resources = NO_RESOURCES
     clock: LeaseClock | None = None
+
+    @property
+    def is_kept_out(self) -> bool:
+        """Whether it gets no new leases, for one reason or several."""
+        return bool(self.kept_out)
 
     def deadline_s(self) -> float | None:
         """When this state has lasted too long; None for READY and GONE."""
@@ -68,6 +78,8 @@ class MachineRow:
     reason: str
     address: str
     after_drain: MachineEvent | None
+    diagnosis: CheckKind = CheckKind.MEDIUM
+    kept_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +120,7 @@ class MachineTable:
     def __init__(self) -> None:
         self._machines: dict[str, Machine] = {}
         self._changed: dict[str, None] = {}
-        self._leases: dict[str, LeaseRow] = {}
+        self._leases: dict[str, HeldSlot | LeaseRow] = {}
         self._gone: dict[str, None] = {}
         self._by_offering: dict[str, dict[MachineState, dict[str, Machine]]] = {}
         self._offerings: dict[str, Offering] = {}
@@ -188,16 +200,54 @@ class MachineTable:
         """Something of the machine that is kept has changed without an event."""
         self._changed[machine.name] = None
 
-    def write_lease(self, row: LeaseRow) -> None:
+    def forget(self, name: str) -> None:
+        """Nothing is kept any longer of a machine that was in the record."""
+        self._gone[name] = None
+
+    def write_lease(self, slot: str, written: HeldSlot | LeaseRow) -> None:
         """A grant or its end is to be written."""
-        self._leases[row.slot] = row
+        self._leases[slot] = written
 
     def take_writes(self) -> Writes:
         """What is to be made durable before anything is done about it; empties the list."""
         rows = tuple(_row(self._machines[name]) for name in self._changed)
-        writes = Writes(rows, tuple(self._leases.values()), tuple(self._gone))
+        leases = tuple(_lease_row(one) for one in self._leases.values())
+        writes = Writes(rows, leases, tuple(self._gone))
         self._changed, self._leases, self._gone = {}, {}, {}
         return writes
+
+    def put_back(self, writes: Writes) -> None:
+        """These could not be made durable: they are to be written with the next ones."""
+        for row in writes.machines:
+            if row.name in self._machines:
+                self._changed[row.name] = None
+        for lease in writes.leases:
+            if machine_of(lease.slot) in self._machines:
+                self._leases.setdefault(lease.slot, lease)
+        self._gone = {**dict.fromkeys(writes.gone), **self._gone}
+
+
+def restored(row: MachineRow, now_s: float) -> Machine:
+    """A machine as an earlier process left it; its deadlines begin anew."""
+    return Machine(
+        name=row.name,
+        offering=row.offering,
+        state=row.state,
+        epoch=row.epoch,
+        since_s=now_s,
+        reason=row.reason,
+        address=row.address,
+        after_drain=row.after_drain,
+        diagnosis=row.diagnosis,
+        kept_out=frozenset(row.kept_out),
+        requested_s=now_s,
+    )
+
+
+def _lease_row(one: HeldSlot | LeaseRow) -> LeaseRow:
+    if isinstance(one, LeaseRow):
+        return one
+    return LeaseRow(one.slot, one.epoch, one.app, one.needs, one.wanted)
 
 
 def _row(machine: Machine) -> MachineRow:
@@ -209,4 +259,6 @@ def _row(machine: Machine) -> MachineRow:
         machine.reason,
         machine.address,
         machine.after_drain,
+        machine.diagnosis,
+        tuple(sorted(machine.kept_out)),
     )

@@ -42,12 +42,13 @@ from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import PoolFileError
 from nagara.pool.explain import explain
 from nagara.pool.machines import Saved
+from nagara.pool.meters import Meters
 from nagara.pool.problem import Demand, Plan, Problem
 from nagara.pool.providers.command import CommandProvider
 from nagara.pool.providers.local import LocalProvider
 from nagara.pool.providers.skypilot import SkypilotProvider
 from nagara.pool.runner import Runner
-from nagara.pool.sizing import Meters, Policy, label, make_problem
+from nagara.pool.sizing import Policy, label, make_problem
 
 _VERBS = ("offerings", "launch", "release", "machines")
 _KINDS: dict[str, tuple[str, ...]] = {
@@ -95,6 +96,8 @@ def read_pool_file(path: Path) -> PoolFile:
     providers = document.get("provider", {})
     for name, table in providers.items():
         reader.provider(name, table)
+    if sum(table["kind"] == "local" for table in providers.values()) > 1:
+        raise reader.fail("two providers are local: this machine is there only once")
     return PoolFile(
         path,
         reader.policy(document.get("pool", {}), providers),
@@ -103,13 +106,19 @@ def read_pool_file(path: Path) -> PoolFile:
     )
 
 
-def open_providers(file: PoolFile, state: Path) -> tuple[Provider, ...]:
-    """The providers, ready for use; programs are looked for beside the file."""
+def own_slots(file: PoolFile) -> int | None:
+    """How many replicas the machine that reads the file may run; None: it runs none."""
+    local = [one["slots"] for one in file.providers.values() if one["kind"] == "local"]
+    return local[0] if local else None
+
+
+def open_providers(file: PoolFile) -> tuple[Provider, ...]:
+    """Those that launch machines; programs are looked for beside the file."""
     opened: list[Provider] = []
     for name, table in file.providers.items():
         if table["kind"] == "local":
-            opened.append(LocalProvider(table["slots"], state))
-        elif table["kind"] == "command":
+            continue
+        if table["kind"] == "command":
             commands = {verb: _beside(file.path, table[verb]) for verb in _VERBS}
             opened.append(CommandProvider(name, commands, limit_s=table.get("timeout_s", 120)))
         else:
@@ -198,7 +207,9 @@ def _is_whole(value: object, least: int) -> bool:
 async def plan_of_file(file: PoolFile, state: Path) -> dict[str, Any]:
     """What would be planned for an empty pool with the file's demands. Launches nothing."""
     offerings: list[Offering] = []
-    for provider in open_providers(file, state):
+    slots = own_slots(file)
+    local = () if slots is None else (LocalProvider(slots, state),)
+    for provider in (*local, *open_providers(file)):
         offerings += await provider.offerings()
     core = PoolCore(Saved("none"), lambda: "none", 0.0)
     bare = make_problem(core, offerings, Meters(), file.policy, 0.0)

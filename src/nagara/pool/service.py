@@ -1,293 +1,337 @@
 """The pool at work: carries out what the core decides, on its own loops.
 
-    tick       1 s     deadlines, orders of people, writes and actions
+    tick       1 s     deadlines, writes and actions
     lists      30 s    what every provider really has; at once after a start
     plan       60 s    sizes the pool: launches and releases
     renewals   3 s     leases of machines that have some
     vitals     30 s    machines that are ready; heavy diagnostics where due
 
 `claim` is called from the control process's loop and answers from memory; nothing may be started
-under a lease before `durable` has returned. Everything here runs on one loop, except the record,
-which blocks and has a thread.
+under a lease before `durable` has returned. Everything here runs on one loop.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from nagara.base.clock import Clock
-from nagara.base.errors import NagaraError
 from nagara.contract.machine import (
     NO_RESOURCES,
-    MachineAgent,
+    CheckKind,
     MachineUnreachableError,
-    NoCapacityError,
     Offering,
     Provider,
     ProviderError,
-    ProviderRefusedError,
-    Renewal,
     Resources,
 )
 from nagara.contract.replica import Lease
-from nagara.pool.core import Action, Check, Granted, Launch, Lost, NoSlot, PoolCore, Release
+from nagara.pool.actions import Granted, Lost, NoSlot
+from nagara.pool.carrying import PROVIDER_LIMIT_S, Carrier
+from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
-from nagara.pool.errors import IllegalEventError, PoolError
 from nagara.pool.fairness import Claimant
-from nagara.pool.figures import Figures, figures_of
+from nagara.pool.figures import Figures, figures_of, machine_document
 from nagara.pool.health.care import Care
-from nagara.pool.health.verdict import failure
-from nagara.pool.lease import RENEW_EVERY_S, TTL_S, split_slot
-from nagara.pool.ledger import SqliteLedger
+from nagara.pool.lease import RENEW_EVERY_S, TTL_S, machine_of
+from nagara.pool.ledger import Record
+from nagara.pool.machines import Machine, Saved
+from nagara.pool.meters import Meters
 from nagara.pool.poolfile import plan_document
-from nagara.pool.problem import Problem
-from nagara.pool.runner import Runner, Steadiness
-from nagara.pool.sizing import PLAN_EVERY_S, Meters, Policy, make_problem
-from nagara.pool.states import MachineEvent, MachineState
+from nagara.pool.problem import Plan, Problem
+from nagara.pool.rounds import VITALS_EVERY_S, Rounds
+from nagara.pool.runner import Steadiness
+from nagara.pool.setup import PoolSetup
+from nagara.pool.sizing import PLAN_EVERY_S, make_problem
+from nagara.pool.states import MachineEvent
+from nagara.pool.statistics import Statistics
+from nagara.pool.tasks import Work, guarded
 
-TICK_S, LIST_EVERY_S, VITALS_EVERY_S = 1.0, 30.0, 30.0
-_PROVIDER_LIMIT_S = 150.0
+TICK_S, LIST_EVERY_S = 1.0, 30.0
 
 _log = logging.getLogger(__name__)
-
-Agents = Callable[[str, str], MachineAgent]  # by name and address
 
 
 class PoolService:
     """One pool.
 
     Args:
-        agents: reaches the agent of a machine; must not block.
-        required: checks without which a machine is not used, by device type.
+        saved: what an earlier process left in the record.
+        new_name: gives names no machine ever had; its argument is what they begin with.
+
+    Attributes:
         on_lost: is told of leases whose machine is gone.
+        on_room: is called when slots may have become free.
     """
 
     def __init__(
         self,
-        ledger: SqliteLedger,
-        providers: tuple[Provider, ...],
-        agents: Agents,
-        policy: Policy,
+        saved: Saved,
+        record: Record,
+        setup: PoolSetup,
         clock: Clock,
         new_name: Callable[[str], str],
-        *,
-        required: Callable[[str], frozenset[str]],
-        on_lost: Callable[[Lost], None] = lambda _: None,
-        runner: Runner | None = None,
     ) -> None:
-        saved = ledger.read()
-        self.core = PoolCore(saved, lambda: new_name(saved.pool), clock.monotonic_s())
-        self.care = Care()
-        self._ledger = ledger
-        self._providers: Mapping[str, Provider] = {one.name: one for one in providers}
-        self._agents = agents
-        self._policy = policy
+        now_s = clock.monotonic_s()
+        self.core = PoolCore(saved, lambda: new_name(saved.pool), now_s, own=setup.own)
+        self.care = Care(setup.xids)
+        self.meters = Meters()
+        self.on_lost: Callable[[Lost], None] = lambda _: None
+        self.on_room: Callable[[], None] = lambda: None
+        self._record = record
+        self._setup = setup
         self._clock = clock
-        self._required = required
-        self._on_lost = on_lost
-        self._runner = runner or Runner()
+        self._carrier = Carrier(self.core, setup, self.care, clock)
+        self._rounds = Rounds(self.core, setup, self.care, clock)
+        self._statistics = Statistics(self.core, self.meters, self.care, clock)
         self._steady = Steadiness()
-        self._meters = Meters()
         self._offerings: dict[str, Offering] = {}
         self._problem = Problem((), ())
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nagara-pool")
+        self._plan = Plan(source="none")
         self._write_lock = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
 
     def add_provider(self, provider: Provider) -> None:
         """One more to ask, from the next list on."""
-        self._providers = {**self._providers, provider.name: provider}
+        self._carrier.providers = {**self._carrier.providers, provider.name: provider}
 
     # -- claims ----------------------------------------------------------------------------
 
     def claim(
-        self, claimant: Claimant, wanted: DemandClass, needs: Resources = NO_RESOURCES
+        self,
+        claimant: Claimant,
+        wanted: DemandClass,
+        needs: Resources = NO_RESOURCES,
+        *,
+        is_demand: bool = True,
     ) -> Granted | NoSlot:
-        """A slot from memory, or why there is none and when the next is expected."""
+        """A slot from memory, or why there is none and when the next is expected.
+
+        `is_demand` False: it will do without, so it is not counted and nobody waits behind it.
+        """
         now_s = self._clock.monotonic_s()
-        self._meters.claimed(wanted, now_s)
+        if not is_demand:
+            return self.core.claim_spare(claimant, wanted, needs)
+        self.meters.claimed(wanted, now_s)
         return self.core.claim(claimant, wanted, now_s, needs)
 
     async def durable(self) -> None:
         """Returns when everything granted before is written down."""
         await self._carry_out()
 
-    async def terms(self, lease: Lease) -> Renewal | None:
-        """What a start under this lease carries, so that its machine can refuse one that is late.
+    async def terms(self, lease: Lease) -> float | None:
+        """When the lease ends on its machine's clock, for a start that is about to be sent.
 
         Asks the machine for a reading of its clock first: a lease counts from there. None: the
         lease is no longer the present one. Raises `MachineUnreachableError`.
         """
-        machine = self.core.table.get(split_slot(lease.slot)[0])
-        if machine is not None:
-            answer = await self._agents(machine.name, machine.address).renew(())
-            self.core.marked(machine.name, answer.mark_s, self._clock.monotonic_s())
-        if machine is None or machine.clock is None or self.core.grants.held(lease) is None:
+        machine = self.machine_of(lease)
+        if machine is None:
             return None
-        mark_s = machine.clock.to_send()
-        return None if mark_s is None else Renewal(lease.slot, lease.epoch, mark_s, TTL_S)
+        try:
+            answer = await self._setup.agents(machine.name, machine.address).renew(())
+        except MachineUnreachableError:
+            self.core.silent(machine.name)
+            raise
+        now_s = self._clock.monotonic_s()
+        self.core.marked(machine.name, answer.mark_s, now_s)
+        if machine.clock is None or self.core.grants.held(lease) is None:
+            return None
+        mark_s = machine.clock.to_send(now_s)
+        return None if mark_s is None else mark_s + TTL_S
 
-    async def give_back(self, lease: Lease) -> None:
+    def machine_of(self, lease: Lease) -> Machine | None:
+        """The machine that a lease is of; None when it is gone."""
+        return self.core.table.get(machine_of(lease.slot))
+
+    def is_present(self, lease: Lease) -> bool:
+        """Whether something may still run under the lease."""
+        return self.core.grants.held(lease) is not None
+
+    def adopt(self, lease: Lease, app: str) -> bool:
+        """A replica of an earlier process lives on under this lease; False if it may not."""
+        return self.core.adopt(lease, app)
+
+    def settle(self) -> None:
+        """Every machine that answers has been asked what it runs: leases nobody holds are over."""
+        self.core.tick(self._clock.monotonic_s())
+
+    def give_back(self, lease: Lease) -> None:
+        """Ends a lease of a replica that is gone for certain; its slot is free at once.
+
+        Elsewhere than on the own machine it is fenced as well: an order to start it could still
+        be on its way.
+        """
+        machine = self.machine_of(lease)
+        if machine is None or machine.is_own:
+            self._ended(lease, is_confirmed=True)
+        else:
+            self._spawn(partial(self.fence, lease), f"fence {lease.slot}")
+
+    def abandon(self, lease: Lease) -> None:
+        """Ends a lease whose machine does not answer: its slot is free when its time is over."""
+        self._ended(lease, is_confirmed=False)
+
+    async def fence(self, lease: Lease) -> None:
         """Ends a lease: its machine confirms, or the lease's time passes first."""
         held = self.core.grants.held(lease)
-        if held is None:
+        machine = self.machine_of(lease)
+        if held is None or machine is None:
             return
-        name, _ = split_slot(lease.slot)
-        is_confirmed = await self._fence(name, lease)
-        now_s = self._clock.monotonic_s()
-        if self.core.give_back(lease, now_s, is_confirmed=is_confirmed):
-            self._meters.returned(held.wanted, now_s)
+        try:
+            agent = self._setup.agents(machine.name, machine.address)
+            await agent.fence(lease.slot, lease.epoch + 1)
+        except MachineUnreachableError as error:
+            _log.warning("%s does not confirm the end of %s: %s", machine.name, lease.slot, error)
+            self._ended(lease, is_confirmed=False)
+        else:
+            self._ended(lease, is_confirmed=True)
         await self._carry_out()
 
-    async def _fence(self, name: str, lease: Lease) -> bool:
-        machine = self.core.table.get(name)
-        if machine is None:
-            return False
-        try:
-            await self._agents(name, machine.address).fence(lease.slot, lease.epoch + 1)
-        except MachineUnreachableError as error:
-            _log.warning("%s does not confirm the end of %s: %s", name, lease.slot, error)
-            return False
-        return True
+    def _ended(self, lease: Lease, *, is_confirmed: bool) -> None:
+        held = self.core.grants.held(lease)
+        now_s = self._clock.monotonic_s()
+        if held is not None and self.core.give_back(lease, now_s, is_confirmed=is_confirmed):
+            self.meters.returned(held.wanted, now_s)
+            self.on_room()
+
+    # -- what is asked and ordered -----------------------------------------------------------
 
     def figures(self) -> Figures:
         """The pool in numbers."""
         return figures_of(self.core, self._problem)
 
+    def document(self) -> dict[str, Any]:
+        """The pool, its machines and its figures as JSON."""
+        return {
+            "pool": self.core.prefix,
+            **asdict(self.figures()),
+            "alerts": list(self.care.alerts),
+            "machines": [
+                machine_document(one, self.care.last_report(one.name)) for one in self.core.table
+            ],
+        }
+
+    def plan_document(self) -> dict[str, Any]:
+        """The latest plan as JSON, with its explanation."""
+        return plan_document(self._problem, self._plan)
+
+    async def drain(self, name: str) -> None:
+        """A person's order: no new leases there, until it is resumed."""
+        self.core.hold(name, "drained by hand", self._clock.monotonic_s())
+        await self._carry_out()
+
+    async def resume(self, name: str) -> None:
+        """A person's order: back into use."""
+        self.core.resume(name, self._clock.monotonic_s())
+        await self._carry_out()
+
+    async def diagnose(self, name: str, kind: CheckKind) -> None:
+        """A person's order: once it is empty, it is looked at."""
+        self.core.diagnose(name, kind, "to be diagnosed by hand", self._clock.monotonic_s())
+        await self._carry_out()
+
+    def replica_failed(self, machine: str, reason: str) -> None:
+        """A replica ended for a reason that lies with its machine: it is looked at."""
+        self.care.suspect(self.core, machine, reason, self._clock.monotonic_s())
+
     # -- life ------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Takes over what earlier processes have measured."""
+        saved = await self._record.fact("statistics")
+        if saved is not None:
+            self._statistics.load(saved)
 
     async def run(self) -> None:
         """Until cancelled. Machines and leases live on."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                self._group = group
-                await self._list_all()
-                for every_s, work in (
-                    (TICK_S, self.tick),
-                    (LIST_EVERY_S, self._list_all),
-                    (PLAN_EVERY_S, self.plan),
-                    (RENEW_EVERY_S, self._renew_all),
-                    (VITALS_EVERY_S, self._look_at_all),
-                ):
+        loops: list[tuple[float, Work]] = [
+            (TICK_S, self.tick),
+            (RENEW_EVERY_S, self._renew_all),
+            (VITALS_EVERY_S, self._look_at_all),
+            (PLAN_EVERY_S, self._keep_statistics),
+        ]
+        if self._carrier.providers:
+            loops += [(LIST_EVERY_S, self._list_all), (PLAN_EVERY_S, self.plan)]
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                await guarded(self._list_all)
+                for every_s, work in loops:
                     group.create_task(self._repeat(every_s, work), name=f"pool {work.__name__}")
-        finally:
-            self._thread.shutdown(wait=True)
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._group = None
+
+    async def close(self) -> None:
+        """Writes what is not written yet. Called after `run` has ended."""
+        await self._carry_out()
+        await self._keep_statistics()
 
     async def _repeat(self, every_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         name, count = work.__name__, 0
         self.care.watchdog.expect(name, every_s, self._clock.monotonic_s())
+        if work in (self._look_at_all, self._keep_statistics):
+            await self._clock.sleep(every_s)  # the first minute belongs to the apps
         while True:
-            await _guarded(work)
+            await guarded(work)
             count += 1
             self.care.watchdog.progress(name, count, self._clock.monotonic_s())
             await self._clock.sleep(every_s)
 
+    def _spawn(self, work: Work, name: str) -> None:
+        if self._group is not None:
+            self._group.create_task(guarded(work), name=name)
+
     async def tick(self) -> None:
-        """Deadlines, orders, and whatever waits to be written and done."""
+        """Deadlines, and whatever waits to be written and done."""
         self.core.tick(self._clock.monotonic_s())
-        for order in await self._on_thread(self._ledger.orders):
-            self._follow(order.machine, order.what)
-            await self._on_thread(partial(self._ledger.drop_order, order.id))
         await self._carry_out()
-
-    def _follow(self, machine: str, what: str) -> None:
-        now_s = self._clock.monotonic_s()
-        try:
-            if what == "resume":
-                self.core.resume(machine, now_s)
-            else:
-                self.core.hold(machine, "drained by hand", now_s)
-        except (PoolError, IllegalEventError) as error:
-            _log.warning("the order to %s %s cannot be followed: %s", what, machine, error)
-
-    async def _on_thread(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        self.on_room()
 
     async def _carry_out(self) -> None:
         """Writes, then starts the actions. Writes of two callers do not overtake each other."""
         async with self._write_lock:
-            writes, actions = self.core.take_writes(), self.core.take_actions()
-            if writes:
-                await asyncio.shield(self._on_thread(partial(self._ledger.write, writes)))
+            writes = self.core.take_writes()
+            actions = self.core.take_actions() if self._group is not None else []
+            try:
+                if writes:
+                    await asyncio.shield(self._record.write(writes))
+            except Exception:
+                self.core.put_back(writes, actions)
+                raise
         for action in actions:
-            assert self._group is not None, "the pool does not run"
-            self._group.create_task(_guarded(partial(self._act, action)), name=str(action))
+            self._spawn(partial(self._act, action), str(action))
         for lost in self.core.take_lost():
-            self._on_lost(lost)
+            _log.warning("%s is lost to %s: %s", lost.lease.slot, lost.app, lost.reason)
+            self.on_lost(lost)
 
-    # -- actions ---------------------------------------------------------------------------
+    async def _act(self, action: Any) -> None:
+        await self._carrier.act(action)
+        await self._carry_out()
+        self.on_room()
 
-    async def _act(self, action: Action) -> None:
-        if isinstance(action, Launch):
-            await self._launch(action)
-        elif isinstance(action, Release):
-            await self._release(action)
-        else:
-            await self._check(action)
+    async def _renew_all(self) -> None:
+        await self._rounds.renew_all()
+
+    async def _look_at_all(self) -> None:
+        await self._rounds.look_at_all(lambda: self.figures().target)
         await self._carry_out()
 
-    async def _launch(self, launch: Launch) -> None:
-        provider = self._providers.get(launch.offering.provider)
-        if provider is None:
-            self.core.refused(launch, "its provider is not known here", self._clock.monotonic_s())
-            return
-        try:
-            async with asyncio.timeout(_PROVIDER_LIMIT_S):
-                await provider.launch(launch.name, launch.offering)
-        except (NoCapacityError, ProviderRefusedError) as error:
-            _log.info("%s was refused: %s", launch.offering.id, error)
-            self.core.refused(launch, error.what, self._clock.monotonic_s())
-        except (ProviderError, TimeoutError) as error:
-            _log.warning("whether %s was launched is unknown: %s", launch.name, error)
-            self.core.unclear(launch, str(error) or "no answer", self._clock.monotonic_s())
-        else:
-            self.core.accepted(launch, self._clock.monotonic_s())
-
-    async def _release(self, release: Release) -> None:
-        provider = self._providers.get(release.provider)
-        if provider is None:
-            _log.warning("%s cannot be released: no provider %s", release.name, release.provider)
-            return
-        try:
-            async with asyncio.timeout(_PROVIDER_LIMIT_S):
-                await provider.release(release.name)
-        except (ProviderError, TimeoutError) as error:
-            _log.warning("%s is not released yet: %s", release.name, error)
-            return  # its deadline asks again
-        self.core.released(release, self._clock.monotonic_s())
-
-    async def _check(self, check: Check) -> None:
-        machine = self.core.table.get(check.name)
-        if machine is None:
-            return
-        agent = self._agents(machine.name, machine.address)
-        try:
-            answer = await agent.renew(())
-            self.core.marked(machine.name, answer.mark_s, self._clock.monotonic_s())
-            report = await agent.check(check.kind)
-        except MachineUnreachableError as error:
-            _log.info("%s does not answer yet: %s", machine.name, error)
-            await self._clock.sleep(RENEW_EVERY_S)
-            self.core.check_again(check)
-            return
-        why = failure(report, self._required(machine.offering.type))
-        now_s = self._clock.monotonic_s()
-        self.core.checked(check, now_s, why)
-        self.care.checked(machine.name, check.kind, why, now_s)
-        if (known := self.core.table.get(machine.name)) is not None and known.clock is not None:
-            known.clock.received(answer.mark_s, now_s)
+    async def _keep_statistics(self) -> None:
+        document = self._statistics.changed()
+        if document is not None:
+            await self._record.put_fact("statistics", document)
 
     # -- providers and plans ---------------------------------------------------------------
 
     async def _list_all(self) -> None:
-        for provider in self._providers.values():
+        for provider in self._carrier.providers.values():
             begun_s = self._clock.monotonic_s()
             try:
-                async with asyncio.timeout(_PROVIDER_LIMIT_S):
+                async with asyncio.timeout(PROVIDER_LIMIT_S):
                     offerings = await provider.offerings()
                     machines = await provider.machines()
             except (ProviderError, TimeoutError) as error:
@@ -296,17 +340,19 @@ class PoolService:
             kept = {k: v for k, v in self._offerings.items() if v.provider != provider.name}
             self._offerings = kept | {one.id: one for one in offerings}
             now_s = self._clock.monotonic_s()
-            self.core.listed(provider.name, machines, self._offerings, begun_s, now_s)
+            doubt = self.core.listed(provider.name, machines, self._offerings, begun_s, now_s)
+            if doubt is not None:
+                self.care.alert(doubt)
         await self._carry_out()
 
     async def plan(self) -> None:
         """Makes a plan and orders what it says."""
         now_s = self._clock.monotonic_s()
         offerings = list(self._offerings.values())
-        self._problem = make_problem(self.core, offerings, self._meters, self._policy, now_s)
+        self._problem = make_problem(self.core, offerings, self.meters, self._setup.policy, now_s)
         if not self._problem.offers:
             return
-        plan = await self._runner.plan(self._problem)
+        self._plan = plan = await self._setup.planning.plan(self._problem)
         now_s = self._clock.monotonic_s()
         for name, count in plan.launches:
             for _ in range(count if name in self._offerings else 0):
@@ -314,74 +360,4 @@ class PoolService:
         for name, count in self._steady.releases(plan):
             for machine in self.core.grants.inventory.idle(name)[:count]:
                 self.core.drain(machine.name, MachineEvent.RELEASE, "not needed", now_s)
-        await self._on_thread(
-            partial(self._ledger.put_fact, "plan", plan_document(self._problem, plan))
-        )
-        figures = asdict(self.figures())
-        await self._on_thread(partial(self._ledger.put_fact, "figures", figures))
         await self._carry_out()
-
-    # -- machines --------------------------------------------------------------------------
-
-    async def _renew_all(self) -> None:
-        """All machines at once: one that hangs must not cost others their leases."""
-        async with asyncio.TaskGroup() as group:
-            for machine in self.core.table:
-                if machine.held and machine.clock is not None:
-                    group.create_task(_guarded(partial(self._renew, machine.name)))
-
-    async def _renew(self, name: str) -> None:
-        machine = self.core.table.get(name)
-        if machine is None or machine.clock is None:
-            return
-        mark_s = machine.clock.to_send()
-        renewals: tuple[Renewal, ...] = ()
-        if mark_s is not None:
-            renewals = tuple(
-                Renewal(held.slot, held.epoch, mark_s, TTL_S)
-                for held in machine.held.values()
-                if held.free_at_s is None  # one that was given back is left to end
-            )
-        try:
-            async with asyncio.timeout(RENEW_EVERY_S):
-                answer = await self._agents(name, machine.address).renew(renewals)
-        except (MachineUnreachableError, TimeoutError) as error:
-            _log.warning("leases of %s are not renewed: %s", name, error)
-            return
-        self.core.marked(name, answer.mark_s, self._clock.monotonic_s())
-
-    async def _look_at_all(self) -> None:
-        self.care.look_at_schedule(self.core, self.figures().target, self._clock.monotonic_s())
-        async with asyncio.TaskGroup() as group:
-            for machine in self.core.table:
-                if machine.state is MachineState.READY:
-                    group.create_task(_guarded(partial(self._look_at, machine.name)))
-        for monitor in self.care.watch(self.core, VITALS_EVERY_S, self._clock.monotonic_s()):
-            _log.error("%s makes no progress: what it watches is unknown", monitor)
-        await self._carry_out()
-
-    async def _look_at(self, name: str) -> None:
-        machine = self.core.table.get(name)
-        if machine is None:
-            return
-        try:
-            async with asyncio.timeout(VITALS_EVERY_S):
-                vitals = await self._agents(name, machine.address).vitals()
-        except (MachineUnreachableError, TimeoutError) as error:
-            _log.info("%s does not say how it is: %s", name, error)
-            return
-        self.care.seen(self.core, name, vitals, self._clock.monotonic_s())
-
-    def replica_failed(self, machine: str, reason: str) -> None:
-        """A replica ended for a reason that lies with its device: the machine is looked at."""
-        self.care.suspect(self.core, machine, reason, self._clock.monotonic_s())
-
-
-async def _guarded(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """A task's root: one failure does not end the pool."""
-    try:
-        await work()
-    except NagaraError as error:
-        _log.warning("%s", error)
-    except Exception:  # noqa: BLE001  # a task's root
-        _log.exception("a task of the pool failed")

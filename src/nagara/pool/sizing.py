@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nagara.contract.machine import Offering
-from nagara.pool.buffer import MEAN_HALF_LIFE_S, WINDOW_S, ArrivalMeter, critical_ratio, reserve
+from nagara.pool.buffer import critical_ratio, reserve
 from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.machines import Machine
+from nagara.pool.meters import Meters
 from nagara.pool.problem import Demand, Offer, Problem, Rules
 from nagara.pool.states import IN_FLIGHT, MachineState
 
@@ -31,49 +32,6 @@ class Policy:
     spare_machines: int = 1  # beside the buffer, for each type in use
     ramps: tuple[tuple[str, int], ...] = ()
     least_free: int = 0  # slots free at any time, whatever was measured
-
-
-class Meters:
-    """Arrivals of claims and ends of leases, by class."""
-
-    def __init__(self) -> None:
-        self._meters: dict[DemandClass, ArrivalMeter] = {}
-        self._returns: dict[DemandClass, ArrivalMeter] = {}
-        self._held: dict[DemandClass, float] = {}  # mean, following like the returns' own
-
-    def claimed(self, wanted: DemandClass, now_s: float) -> None:
-        """One claim of the class arrived, served or not."""
-        meter = self._meters.get(wanted)
-        if meter is None:
-            meter = self._meters[wanted] = ArrivalMeter(now_s)
-        meter.add(wanted.devices, now_s)
-
-    def returned(self, wanted: DemandClass, now_s: float) -> None:
-        """A lease of the class ended."""
-        meter = self._returns.get(wanted)
-        if meter is None:
-            meter = self._returns[wanted] = ArrivalMeter(now_s)
-        meter.add(wanted.devices, now_s)
-
-    def share_returned(self, wanted: DemandClass, held: float, now_s: float) -> float:
-        """Share of the held devices that is given back per minute, as it has been of late.
-
-        To be asked once a minute: the mean of what is held is taken here.
-        """
-        meter = self._returns.get(wanted)
-        if meter is None:
-            return 0.0
-        meter.advance(now_s)
-        kept = 0.5 ** (WINDOW_S / MEAN_HALF_LIFE_S)
-        mean = self._held.get(wanted, held) * kept + held * (1 - kept)
-        self._held[wanted] = mean
-        return min(1.0, meter.rate() / mean) if mean > 0 else 0.0
-
-    def all(self, now_s: float) -> Iterable[tuple[DemandClass, ArrivalMeter]]:
-        """Every class ever claimed, up to date."""
-        for wanted, meter in self._meters.items():
-            meter.advance(now_s)
-            yield wanted, meter
 
 
 @dataclass(slots=True)
@@ -153,7 +111,7 @@ def _offer(
         market=offering.market,
         inventory=ready,
         in_flight=coming * core.supply.boot_success(offering.id, now_s),
-        idle=len(core.grants.inventory.idle(offering.id)),
+        idle=sum(not one.is_own for one in core.grants.inventory.idle(offering.id)),
         supply=max(0, supply),
         resources=offering.resources,
     )

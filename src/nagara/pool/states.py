@@ -95,6 +95,7 @@ DEADLINES_S: dict[MachineState, float] = {
     _S.RELEASING: 120.0,
 }
 
+RUNNING = frozenset({_S.CHECKING, _S.READY, _S.DRAINING, _S.DIAGNOSING, _S.QUARANTINED})
 IN_FLIGHT = frozenset({_S.REQUESTED, _S.BOOTING, _S.CHECKING})
 
 

@@ -8,9 +8,14 @@ times are given, on a clock that never jumps.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from nagara.contract.machine import Offering
+from nagara.pool.machines import Machine
+from nagara.pool.states import RUNNING
 
 HALF_LIFE_S = 1500.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 1800.0
@@ -94,6 +99,12 @@ class Supply:
         """Machines of the offering ran for so many hours together."""
         self._at(offering, now_s).hours += machine_hours
 
+    def ran_since(self, machines: Iterable[Machine], since_s: float, now_s: float) -> None:
+        """All these machines have been in the pool from `since_s` to now; those that run count."""
+        running = Counter(one.offering.id for one in machines if one.state in RUNNING)
+        for offering, count in running.items():
+            self.ran(offering, count * max(0.0, now_s - since_s) / 3600, now_s)
+
     def usable(self, offering: Offering, now_s: float) -> int:
         """How many machines a plan may ask for now: what would be granted nine times in ten."""
         stock = math.inf if offering.stock is None else offering.stock
@@ -136,6 +147,26 @@ class Supply:
         """The refusal that keeps an offering out of plans at present, or None."""
         seen = self._seen.get(offering)
         return seen.why_closed if seen is not None and now_s < seen.closed_until_s else None
+
+    def to_document(self, now_s: float) -> dict[str, Any]:
+        """As JSON, in ages instead of readings of a clock."""
+        documents = {}
+        for offering, seen in self._seen.items():
+            seen.fade(now_s)
+            document = asdict(seen)
+            del document["at_s"]
+            document["closed_until_s"] = max(0.0, seen.closed_until_s - now_s)
+            documents[offering] = document
+        return documents
+
+    def load(self, documents: dict[str, Any], now_s: float, elapsed_s: float) -> None:
+        """Takes over what was observed `elapsed_s` before now."""
+        for offering, document in documents.items():
+            left_s = document["closed_until_s"] - elapsed_s
+            seen = _Seen(**document, at_s=now_s - elapsed_s)
+            seen.closed_until_s = now_s + left_s if left_s > 0 else -math.inf
+            seen.fade(now_s)
+            self._seen[offering] = seen
 
     def _at(self, offering: str, now_s: float) -> _Seen:
         seen = self._seen.setdefault(offering, _Seen(at_s=now_s))

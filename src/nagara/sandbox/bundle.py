@@ -44,6 +44,7 @@ class Bundle:
     command: tuple[str, ...]
     env: dict[str, str]
     network_namespace: Path
+    folder: str = "/"  # that the command begins in
     binds: tuple[Bind, ...] = ()
     cpu_cores: float | None = None
     memory_bytes: int | None = None
@@ -61,7 +62,7 @@ class Bundle:
                 "user": {"uid": 0, "gid": 0},
                 "args": list(self.command),
                 "env": [f"{name}={value}" for name, value in self.env.items()],
-                "cwd": "/",
+                "cwd": self.folder,
                 "capabilities": {name: list(CAPABILITIES) for name in capability_sets},
                 "noNewPrivileges": True,
                 "oomScoreAdj": 500,  # replicas are given up before the processes that run them

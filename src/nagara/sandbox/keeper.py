@@ -17,11 +17,20 @@ line; only the keeper's own user may connect:
     {"op": "hold", "name"}, with a descriptor  → {}   (in place of an earlier one)
     {"op": "held", "name"}           → {"is_held"}, with the descriptor
     {"op": "release", "name"}        → {}
+    {"op": "lease", "id", "lease": {"slot", "epoch", "end_s"}}
+                                     → {"ended": [...]}   (refused if its epoch is old)
+    {"op": "unlease", "id"}          → {}   (the replica is gone)
+    {"op": "renew", "renewals": [{"slot", "epoch", "mark_s", "ttl_s"}]}
+                                     → {"mark_s", "refused": [...]}
+    {"op": "fence", "slot", "epoch"} → {"ended": [...]}
     {"op": "shutdown"}               → {}   (refused while one runs)
 
 With `pid_file` the command is one that creates a container and ends (`runc run --detach`): the
 container's first process is then found in that file and has become our child, because the
 keeper is a subreaper. Without it the command itself is the replica.
+
+`launch` may carry the replica's `lease` as well. What runs under a lease is killed when its time
+(of the boot-time clock; null: no end) is over or its slot is fenced, whoever else is alive.
 
 A command has a session of its own. When a replica or a failed launcher ends, what is left of its
 session is killed before its pid can be given away; when the keeper ends, the commands end too.
@@ -39,6 +48,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Any
@@ -46,6 +56,7 @@ from typing import Any
 from nagara.base.linux import become_subreaper, die_with_parent
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.keeper_log import ChildLog
+from nagara.sandbox.kept_leases import KeptLeases
 from nagara.sandbox.unix_socket import listen, peer_uid
 
 _REQUEST_LIMIT = 4 << 20
@@ -97,8 +108,9 @@ class RefusedError(Exception):
 class Keeper:
     """The keeper's state and loop. Used from one thread."""
 
-    def __init__(self, server: socket.socket) -> None:
+    def __init__(self, server: socket.socket, leases: KeptLeases) -> None:
         self._server = server
+        self._leases = leases
         self._selector = selectors.DefaultSelector()
         self._children: dict[str, Child] = {}
         self._peers: set[Peer] = set()
@@ -117,7 +129,9 @@ class Keeper:
         self._selector.register(self._server, selectors.EVENT_READ, self._accept)
         self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._reap(wake_read))
         while not self._is_ending:
-            for key, events in self._selector.select():
+            events_now = self._selector.select(self._leases.pause_s())
+            self._end_all(self._leases.expire())
+            for key, events in events_now:
                 try:
                     if isinstance(key.data, Peer):
                         self._serve(key.data, events)
@@ -207,13 +221,45 @@ class Keeper:
             return
         elif operation in ("hold", "held", "release"):
             answer |= self._keep_descriptor(peer, operation, str(request["name"]))
+        elif operation in ("lease", "unlease", "renew", "fence"):
+            answer |= self._lease(operation, request)
         elif operation == "shutdown":
             if any(child.exit_code is None for child in self._children.values()):
                 raise RefusedError("replicas are still running")
+            if self._held:
+                raise RefusedError("descriptors are still held")
             self._is_ending = True
         else:
             raise RefusedError(f"unknown operation {operation!r}")
         peer.answer(answer)
+
+    def _lease(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        if operation == "renew":
+            return self._leases.renew(request["renewals"])
+        if operation == "unlease":
+            self._leases.forget(request["id"])
+            return {}
+        if operation == "lease":
+            return {"ended": self._begin_lease(request["id"], request["lease"])}
+        ended = self._leases.fence(str(request["slot"]), int(request["epoch"]))
+        self._end_all(ended)
+        return {"ended": list(ended)}
+
+    def _begin_lease(self, name: str, lease: dict[str, Any]) -> list[str]:
+        ended = self._leases.begin(name, lease)
+        if ended is None:
+            raise RefusedError(
+                f"the lease of {lease['slot']} is over, or another has followed it, "
+                "or this machine runs replicas under another name"
+            )
+        self._end_all(ended)
+        return list(ended)
+
+    def _end_all(self, names: Iterable[str]) -> None:
+        for name in names:
+            sys.stderr.write(f"{name}: its lease is over\n")
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                self._signal(name, signal.SIGKILL)
 
     def _keep_descriptor(self, peer: Peer, operation: str, name: str) -> dict[str, Any]:
         if operation == "held":
@@ -231,6 +277,8 @@ class Keeper:
         name = request["id"]
         if name in self._children and self._children[name].exit_code is None:
             raise RefusedError(f"{name} is already running")
+        if request.get("lease"):
+            self._begin_lease(name, request["lease"])
         self._close(self._children.pop(name, None))
         pid_file = Path(request["pid_file"]) if request.get("pid_file") else None
         reach("keeper.asked")
@@ -356,6 +404,8 @@ class Keeper:
             self._exited(child, exit_code or 1)
         else:
             answer = {"pid": child.pid}
+            if self._leases.is_over(child.name):  # while its launcher was on its way
+                self._end_all((child.name,))
             if child.pid in self._strangers:
                 self._exited(child, self._strangers.pop(child.pid))
         if child.asker is not None and child.asker in self._peers:
@@ -397,7 +447,7 @@ def main() -> None:
     become_subreaper()
     with contextlib.suppress(OSError):  # only root may lower it; others live with the default
         Path("/proc/self/oom_score_adj").write_text("-900")
-    Keeper(listen(path)).run()
+    Keeper(listen(path), KeptLeases(path.with_suffix(".epochs"))).run()
     path.unlink(missing_ok=True)  # the lock is still held: it is not a successor's
 
 

@@ -47,6 +47,7 @@ class KeeperClient:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._leases: dict[str, dict[str, Any]] = {}  # by replica; its launches carry it
 
     async def ensure(self) -> None:
         """Starts a keeper unless one answers. It outlives this process."""
@@ -105,6 +106,7 @@ class KeeperClient:
             "cwd": str(cwd),
             "log": str(log),
             "pid_file": str(pid_file) if pid_file else None,
+            "lease": self._leases.get(name),
         }
         answer = await self._ask(request, time_limit_s)
         if "error" in answer:
@@ -129,6 +131,36 @@ class KeeperClient:
     async def drain(self, name: str) -> None:
         """Afterwards all that the replica has written before (64 KiB at most) is in its log."""
         await self._request({"op": "drain", "id": name})
+
+    async def begin_lease(
+        self, name: str, slot: str, epoch: int, end_s: float | None
+    ) -> tuple[str, ...]:
+        """Puts a replica to be launched under a lease; returns the replicas it displaces.
+
+        `end_s` is a reading of this machine's boot-time clock; None: it has no end.
+
+        Raises:
+            KeeperError: the lease is over, or its slot has been granted to another since.
+        """
+        lease = {"slot": slot, "epoch": epoch, "end_s": end_s}
+        answer = await self._request({"op": "lease", "id": name, "lease": lease})
+        self._leases[name] = lease
+        return tuple(answer["ended"])
+
+    async def end_lease(self, name: str) -> None:
+        """The replica is gone: nothing needs to be ended for its lease."""
+        self._leases.pop(name, None)
+        await self._request({"op": "unlease", "id": name})
+
+    async def renew(self, renewals: Sequence[Mapping[str, Any]]) -> tuple[float, tuple[str, ...]]:
+        """Prolongs leases: (the clock's present reading, slots that were not prolonged)."""
+        answer = await self._request({"op": "renew", "renewals": [dict(one) for one in renewals]})
+        return float(answer["mark_s"]), tuple(answer["refused"])
+
+    async def fence(self, slot: str, epoch: int) -> tuple[str, ...]:
+        """Kills what runs under older epochs and refuses such; returns the replicas concerned."""
+        answer = await self._request({"op": "fence", "slot": slot, "epoch": epoch})
+        return tuple(answer["ended"])
 
     async def shutdown(self) -> None:
         """Ends the keeper. Raises `KeeperError` while a replica runs."""

@@ -91,6 +91,10 @@ class Runc:
                 where=container,
             ) from error
 
+    def exec(self, container: str, command: tuple[str, ...], *, time_limit_s: float) -> None:
+        """Runs a command inside the container, as its first process was, to its end."""
+        self._run("exec", container, *command, time_limit_s=time_limit_s)
+
     def delete(self, container: str) -> None:
         """Removes runc's record and cgroups of a container that has ended."""
         self._run("delete", "--force", container)

@@ -6,14 +6,21 @@ from pathlib import Path
 _ESTABLISHED, _CLOSE_WAIT = "01", "08"
 
 
-def open_connections(pid: int) -> int:
-    """Connections that are established or wait for the local side to close."""
-    return sum(_open_in(Path(f"/proc/{pid}/net") / table) for table in ("tcp", "tcp6"))
+def open_connections(pid: int, port: int) -> int:
+    """Connections at the server's `port` that are established or wait for its side to close.
+
+    Not those of the replica's processes among themselves, which may stay for ever.
+    """
+    return sum(_open_in(Path(f"/proc/{pid}/net") / table, port) for table in ("tcp", "tcp6"))
 
 
-def _open_in(table: Path) -> int:
+def _open_in(table: Path, port: int) -> int:
     try:
         lines = table.read_text().splitlines()[1:]
     except OSError:  # no IPv6, or the process has ended
         return 0
-    return sum(line.split()[3] in (_ESTABLISHED, _CLOSE_WAIT) for line in lines)
+    fields = (line.split() for line in lines)
+    return sum(
+        state in (_ESTABLISHED, _CLOSE_WAIT) and int(local.rpartition(":")[2], 16) == port
+        for _, local, _, state, *_ in fields
+    )

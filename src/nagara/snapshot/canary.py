@@ -42,18 +42,27 @@ class _OverSocket(http.client.HTTPConnection):
 
 
 def ask(
-    connected: socket.socket, path: str, body: str | None = None, *, timeout_s: float
+    connected: socket.socket,
+    path: str,
+    body: str | None = None,
+    *,
+    timeout_s: float,
+    method: str | None = None,
+    token: str | None = None,
 ) -> Answer:
     """One request over a connected socket, which is closed afterwards.
 
-    A body is sent as JSON by POST; without one it is a GET. Raises `CanaryError`.
+    A body is sent as JSON by POST; without one it is a GET; `method` names another. Raises
+    `CanaryError`.
     """
     headers = {"connection": "close"}
+    if token is not None:
+        headers["authorization"] = f"Bearer {token}"
     if body is not None:
         headers["content-type"] = "application/json"
     connection = _OverSocket(connected, timeout_s)
     try:
-        connection.request("GET" if body is None else "POST", path, body, headers)
+        connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
         response = connection.getresponse()
         return Answer(response.status, response.read())
     except (OSError, http.client.HTTPException) as error:

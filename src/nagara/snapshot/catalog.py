@@ -62,6 +62,7 @@ class SnapshotRecord:
     created_at_s: float
     memory_bytes: int
     layer_bytes: int
+    notes: tuple[str, ...] = ()  # what was left out
 
     def changed_host_file(self) -> str | None:
         """A mapped file of the machine that is not as it was; None when all are."""
@@ -83,7 +84,9 @@ class SnapshotRecord:
         marks = tuple(FileMark(**mark) for mark in plain.pop("host_files"))
         files = {name: (size, digest) for name, (size, digest) in plain.pop("files").items()}
         flags = frozenset(variant.pop("cpu_flags"))
-        return cls(variant=Variant(flags, **variant), host_files=marks, files=files, **plain)
+        notes = tuple(plain.pop("notes"))
+        variants = Variant(flags, **variant)
+        return cls(variant=variants, host_files=marks, files=files, notes=notes, **plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,11 @@ class Catalog:
                 found.append(Snapshot(folder, record))
         return found
 
+    def everything(self) -> list[tuple[str, str, Path]]:
+        """All published snapshots, also damaged and quarantined ones: tenant, app, folder."""
+        folders = sorted(self._root.glob("[!.]*/*/*/*"))
+        return [(folder.parts[-4], folder.parts[-3], folder) for folder in folders]
+
     def publish(self, staging: Path, tenant: str, app: str, record: SnapshotRecord) -> Snapshot:
         """Makes a complete staging folder visible, all at once."""
         for path in staging.rglob("*"):
@@ -190,10 +198,18 @@ class Catalog:
         self._verified[snapshot.folder] = identity
 
     def drop_others_like(self, snapshot: Snapshot) -> list[Path]:
-        """Removes the older snapshots that this one, of the same key and host class, replaces."""
+        """Removes the older snapshots that this one, of the same key and host class, replaces.
+
+        Of those in quarantine the memory goes and the note stays: it says whether another
+        capture is worth its while.
+        """
         dropped = []
         for folder in snapshot.folder.parent.iterdir():
             if folder == snapshot.folder:
+                continue
+            if self.bad_count(folder) >= _BAD_LIMIT:
+                shutil.rmtree(folder / "memory", ignore_errors=True)
+                (folder / "layer.erofs").unlink(missing_ok=True)
                 continue
             try:
                 record = SnapshotRecord.from_json((folder / "snapshot.json").read_bytes())
@@ -210,6 +226,10 @@ class Catalog:
             return len((folder / "bad").read_text().splitlines())
         except FileNotFoundError:
             return 0
+
+    def is_quarantined(self, folder: Path) -> bool:
+        """Whether a snapshot has failed too often to be tried again."""
+        return self.bad_count(folder) >= _BAD_LIMIT
 
     def count_bad(self, snapshot: Snapshot, reason: str) -> bool:
         """Notes a failure; True when the snapshot is now in quarantine."""

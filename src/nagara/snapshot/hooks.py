@@ -2,7 +2,8 @@
 
 An app registers functions with the decorators `before_snapshot` and `after_restore` and calls
 `listen` once, after its heavy imports. Outside nagara `listen` does nothing, so the calls can
-stay in the code. The node talks to a thread of the app over a Unix socket inside the container:
+stay in the code. Every process of the app that has called it, and every one forked from such a
+process, has a thread that the node talks to over a Unix socket of its own inside the container:
 
     {"do": "before_snapshot"}                     → {"ok": true}
     {"do": "after_restore", "replica", "env"}     → {"ok": true}   or {"ok": false, "error"}
@@ -10,11 +11,15 @@ stay in the code. The node talks to a thread of the app over a Unix socket insid
 After a restore the environment is brought up to date and every random generator gets fresh
 entropy *before* the app's own functions run: clones of one memory would otherwise draw the same
 numbers.
+
+The file stands alone: copied under any name into a server that has no nagara, it does the same.
 """
 
 import contextlib
 import ctypes
+import errno
 import gc
+import itertools
 import json
 import logging
 import os
@@ -34,6 +39,7 @@ _log = logging.getLogger(__name__)
 Hook = TypeVar("Hook", bound=Callable[[], object])
 _before: list[Callable[[], object]] = []
 _after: list[Callable[[], object]] = []
+_listening: set[int] = set()  # pids; a fork inherits its parent's, but not its thread
 
 
 def before_snapshot(function: Hook) -> Hook:
@@ -49,18 +55,46 @@ def after_restore(function: Hook) -> Hook:
 
 
 def listen() -> bool:
-    """Starts listening for the node; False when this process is not a replica of nagara's."""
+    """Starts listening for the node; False when this process is not a replica of nagara's.
+
+    Processes forked from now on listen as well. May be called again.
+    """
     path = os.environ.get(SOCKET_VARIABLE)
     if not path:
         return False
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).unlink(missing_ok=True)
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    server.bind(path)
-    Path(path).chmod(0o600)
-    server.listen(4)
-    threading.Thread(target=_serve, args=(server,), name="nagara-hooks", daemon=True).start()
+    if not _listening:
+        os.register_at_fork(after_in_child=_listen_in_child)
+    if os.getpid() not in _listening:
+        _listening.add(os.getpid())
+        server = _listener(path)
+        threading.Thread(target=_serve, args=(server,), name="nagara-hooks", daemon=True).start()
     return True
+
+
+def _listen_in_child() -> None:
+    try:
+        listen()
+    except OSError as error:  # a child that gave up the rights to the folder goes on without
+        _log.warning("this process has no snapshot hooks: %s", error)
+
+
+def _listener(path: str) -> socket.socket:
+    """A listening socket at the first free name: nobody else's is ever taken away."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    for number in itertools.count():
+        own = f"{path}.{os.getpid()}.{number}"
+        try:
+            server.bind(own)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+            server.close()
+            raise
+        break
+    Path(own).chmod(0o600)
+    server.listen(4)
+    return server
 
 
 def _serve(server: socket.socket) -> None:

@@ -2,23 +2,35 @@
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from nagara.sandbox.unix_socket import connect
 from nagara.snapshot.errors import SnapshotError
 
-HOOK_SOCKET = Path("/run/nagara/hook.sock")  # inside the container
+HOOK_SOCKET = Path("/run/nagara/hook.sock")  # inside the container; each process adds its pid
+_AT_ONCE = 8
 
 
 def call_hook(pid: int, request: Mapping[str, object], *, timeout_s: float) -> bool:
-    """Asks the replica whose first process is `pid`; False when it has no hooks.
+    """Asks all processes with hooks of the replica whose first process is `pid`.
+
+    False when there are none.
 
     Raises:
         SnapshotError: a hook failed or did not answer in time.
     """
-    path = Path(f"/proc/{pid}/root") / HOOK_SOCKET.relative_to("/")
-    if not path.exists():
+    folder = Path(f"/proc/{pid}/root") / HOOK_SOCKET.parent.relative_to("/")
+    sockets = sorted(folder.glob(f"{HOOK_SOCKET.name}.*"))
+    if not sockets:
         return False
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked = [pool.submit(_ask, path, request, timeout_s) for path in sockets]
+        have_hooks = [answer.result() for answer in asked]
+    return any(have_hooks)
+
+
+def _ask(path: Path, request: Mapping[str, object], timeout_s: float) -> bool:
     what = request["do"]
     try:
         with connect(path, timeout_s=timeout_s) as connection:

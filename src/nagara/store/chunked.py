@@ -9,17 +9,17 @@ Called from any thread.
 """
 
 import contextlib
-import hashlib
 import os
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor
+from pathlib import Path
 
 from nagara.store.errors import BadNameError, FullError
 from nagara.store.flights import Flights, range_claimed
-from nagara.store.hashing import next_data
+from nagara.store.hashing import hash_range, next_data
 from nagara.store.local import LocalTier, full_disk_named
-from nagara.store.names import CHUNK_BYTES, ChunkList, ObjectName, parse_chunk_list
+from nagara.store.names import CHUNK_BYTES, ChunkList, ObjectName, covering, parse_chunk_list
 from nagara.store.sink import FileSink
 from nagara.store.transfer import Transfer
 
@@ -39,7 +39,7 @@ class Assembly:
         self._path = local.partial / str(name)
         self.is_object = False  # the file became the object
         space = sum(chunks.length(i) for i, has in enumerate(self._has) if not has)
-        local.folder.make_room(space)
+        local.folder.make_room(max(0, space - _taken(self._path)))
         local.folder.ledger.add(local.tenant, str(name), space)
         with full_disk_named(self._path):
             self.descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -55,11 +55,11 @@ class Assembly:
 
     def has(self, start: int, length: int) -> bool:
         """Those bytes can be read without waiting for a network."""
-        return all(self._has[i] for i in _covering(start, length))
+        return all(self._has[i] for i in covering(start, length))
 
     def need(self, start: int, length: int, deadline_s: float) -> None:
         """Returns when those bytes are here and verified."""
-        for index in _covering(start, length):
+        for index in covering(start, length):
             if not self._has[index]:
                 self._flights.run(index, lambda i=index: self._get(i, deadline_s), deadline_s)  # type: ignore[misc]
 
@@ -94,8 +94,7 @@ class Assembly:
         start, length = index * CHUNK_BYTES, self._chunks.length(index)
         if next_data(self.descriptor, start, self.name.size) >= start + length:
             return False
-        data = os.pread(self.descriptor, length, start)
-        return hashlib.sha256(data).digest() == self._chunks.hashes[index]
+        return hash_range(self.descriptor, start, length) == self._chunks.hashes[index]
 
     def _publish(self) -> None:
         if self.is_object:
@@ -112,8 +111,12 @@ class Assembly:
         self.is_object = True
 
 
-def _covering(start: int, length: int) -> range:
-    return range(start // CHUNK_BYTES, -(-(start + length) // CHUNK_BYTES))
+def _taken(path: Path) -> int:
+    """Bytes that an earlier attempt has on the disk already."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def find_chunk_list(

@@ -11,6 +11,10 @@
       ]
     }
 
+Every tier may have "compress" (true, or a level of zstd) and "key_folder" (TENANT.key in it
+encrypts what is there; see `coding`); both need the extra `coded`. All who use a tier have to
+say the same of it.
+
 An unknown key is an error, never passed over.
 """
 
@@ -23,6 +27,8 @@ from typing import Any
 from nagara.base.errors import UsageError
 from nagara.base.units import parse_size_bytes
 from nagara.store.budget import ByteBudget
+from nagara.store.coded_tier import CodedTier, read_tenant_key
+from nagara.store.coding import Coding
 from nagara.store.http_tier import HttpTier
 from nagara.store.local import ObjectFolder
 from nagara.store.s3_tier import S3Tier
@@ -30,6 +36,8 @@ from nagara.store.store import DEFAULT_BUDGET_BYTES, Store
 from nagara.store.tier import FolderTier, Tier
 
 SETTINGS_NAME = "settings.json"
+_CODING_KEYS = {"compress", "key_folder"}
+_DEFAULT_LEVEL = 3
 _KEYS: dict[str, set[str]] = {
     "http": {"url", "token_file", "write", "name"},
     "s3": {"bucket", "options", "name"},
@@ -63,7 +71,7 @@ def read_settings(folder: Path) -> StoreSettings:
         where = f"{path}: tiers[{number}]"
         if not isinstance(tier, dict) or tier.get("kind") not in _KEYS:
             raise UsageError(f"kind must be one of {', '.join(_KEYS)}", where=where)
-        _refuse_unknown(tier, _KEYS[tier["kind"]] | {"kind"}, where)
+        _refuse_unknown(tier, _KEYS[tier["kind"]] | _CODING_KEYS | {"kind"}, where)
     limit, budget = document.get("limit"), document.get("budget")
     return StoreSettings(
         limit_bytes=parse_size_bytes(limit) if limit else None,
@@ -72,8 +80,24 @@ def read_settings(folder: Path) -> StoreSettings:
     )
 
 
-def open_tier(settings: Mapping[str, Any], tenant: str) -> Tier:
-    """One tenant's part of a configured tier. Raises `UsageError`."""
+def open_tier(settings: Mapping[str, Any], tenant: str, scratch: Path) -> Tier:
+    """One tenant's part of a configured tier. Raises `UsageError`.
+
+    Args:
+        scratch: a folder for large content that is coded before it is sent.
+    """
+    tier = _open_plain(settings, tenant)
+    compress, key_folder = settings.get("compress", False), settings.get("key_folder")
+    if not compress and key_folder is None:
+        return tier
+    level = _DEFAULT_LEVEL if compress is True else compress or None
+    if level is not None and (type(level) is not int or not 1 <= level <= 22):
+        raise UsageError(f"compress must be true or a level from 1 to 22, not {compress!r}")
+    key = None if key_folder is None else read_tenant_key(Path(key_folder), tenant)
+    return CodedTier(tier, Coding(level=level, key=key), scratch)
+
+
+def _open_plain(settings: Mapping[str, Any], tenant: str) -> Tier:
     kind = settings["kind"]
     name = settings.get("name", kind)
     try:
@@ -99,7 +123,7 @@ def open_folder(path: Path) -> ObjectFolder:
 def open_store(folder: ObjectFolder, tenant: str, budget: ByteBudget | None = None) -> Store:
     """One tenant's store over the folder, with the tiers of its settings."""
     settings = read_settings(folder.path)
-    tiers = [open_tier(tier, tenant) for tier in settings.tiers]
+    tiers = [open_tier(tier, tenant, folder.path) for tier in settings.tiers]
     return Store(folder.tenant(tenant), tiers, budget=budget or ByteBudget(settings.budget_bytes))
 
 

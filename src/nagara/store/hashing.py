@@ -2,7 +2,9 @@
 
 import errno
 import hashlib
+import mmap
 import os
+import threading
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -15,7 +17,9 @@ from nagara.store.names import (
     zero_hash,
 )
 
-_PIECE_BYTES = 1 << 20
+# A piece stays in a core's cache between being read and being hashed.
+_PIECE_BYTES = 1 << 18
+_LOCAL = threading.local()
 
 
 class Hashed(NamedTuple):
@@ -31,14 +35,14 @@ def hash_file(descriptor: int, size: int, executor: Executor | None = None) -> H
     Raises `CorruptError` when the file ends earlier.
     """
     if size <= WHOLE_LIMIT_BYTES:
-        return Hashed(ObjectName(_hash_range(descriptor, 0, size), size), None)
+        return Hashed(ObjectName(hash_range(descriptor, 0, size), size), None)
     count = -(-size // CHUNK_BYTES)
     hole_ends = _Holes(descriptor, size)
     starts = [(at, min(CHUNK_BYTES, size - at)) for at in range(0, size, CHUNK_BYTES)]
     work = [None if hole_ends.covers(at, length) else (at, length) for at, length in starts]
 
     def digest(part: tuple[int, int]) -> bytes:
-        return _hash_range(descriptor, *part)
+        return hash_range(descriptor, *part)
 
     found = iter((executor.map if executor else map)(digest, [part for part in work if part]))
     hashes = [
@@ -49,16 +53,32 @@ def hash_file(descriptor: int, size: int, executor: Executor | None = None) -> H
     return Hashed(chunks.name, chunks.to_bytes())
 
 
-def _hash_range(descriptor: int, start: int, length: int) -> bytes:
+def hash_range(descriptor: int, start: int, length: int) -> bytes:
+    """sha256 of a part of a file. Raises `CorruptError` when that is not there or unreadable."""
     digest = hashlib.sha256()
+    buffer = _buffer()
     end = start + length
     while start < end:
-        piece = os.pread(descriptor, min(_PIECE_BYTES, end - start), start)
-        if not piece:
+        # Always whole pages, as a descriptor past the page cache wants it.
+        try:
+            got = min(os.preadv(descriptor, [buffer], start), end - start)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise CorruptError("the disk cannot read it", where=f"at {start}") from error
+            raise
+        if not got:
             raise CorruptError("the file ends early", where=f"descriptor {descriptor}")
-        digest.update(piece)
-        start += len(piece)
+        digest.update(buffer[:got])
+        start += got
     return digest.digest()
+
+
+def _buffer() -> memoryview:
+    """This thread's own, on whole pages: copying to others takes twice as long."""
+    buffer: memoryview | None = getattr(_LOCAL, "buffer", None)
+    if buffer is None:
+        buffer = _LOCAL.buffer = memoryview(mmap.mmap(-1, _PIECE_BYTES))
+    return buffer
 
 
 class _Holes:

@@ -75,6 +75,14 @@ class Pin(NamedTuple):
 Forbidden = Callable[[list[Pin]], Callable[[str, str], bool]]
 
 
+def read_pins(path: Path) -> list[Pin]:
+    """The pins in a ledger that nobody here has open; none when there is no ledger."""
+    if not path.exists():
+        return []
+    with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as connection:
+        return [Pin(*row) for row in connection.execute("SELECT holder, tenant, list FROM pins")]
+
+
 class Ledger:
     """The database in one file."""
 
@@ -223,9 +231,9 @@ class Ledger:
                 )
         return freed
 
-    def names(self, tenant: str) -> Iterator[tuple[str, int, float]]:
-        """(name, space, last use) of a tenant's objects, in the order of their names."""
-        last = ""
+    def names(self, tenant: str, after: str = "") -> Iterator[tuple[str, int, float]]:
+        """(name, space, last use) of a tenant's objects behind `after`, in the order of names."""
+        last = after
         while True:
             with self._held():
                 rows = self._connection.execute(

@@ -182,10 +182,38 @@ class LocalTier:
         self.statistics.hit(name.size, time.monotonic() - begun_s)
         return descriptor
 
+    def open_unproven(self, name: ObjectName) -> int | None:
+        """A descriptor of a whole object that nobody has proven yet; None for any other."""
+        try:
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        if os.fstat(descriptor).st_size == name.size and not self._is_proven(name, descriptor):
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def set_proven(self, name: ObjectName, descriptor: int, before: Proof) -> bool:
+        """The file was read and is right; False when it is not what it was before that."""
+        state = os.fstat(descriptor)
+        if Proof(state.st_ino, state.st_size, state.st_ctime_ns) != before:
+            return False
+        self._remember(name, before)
+        self.folder.ledger.add(self.tenant, str(name), state.st_blocks * 512)
+        self.folder.syncer.add(self.tenant, self.path(name), before)
+        return True
+
+    def take_apart(self, name: ObjectName) -> None:
+        """A large object has a wrong chunk: it is one in the making again, and keeps the rest."""
+        self._proofs.pop(name, None)
+        with contextlib.suppress(FileNotFoundError):
+            self.path(name).chmod(0o600)
+            self.path(name).rename(self.partial / str(name))
+
     def verify(self, name: ObjectName) -> bool:
         """Reads the whole object, whatever is recorded; removes it and returns False when wrong."""
         try:
-            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = self.open_past_cache(name)
         except FileNotFoundError:
             return False
         try:
@@ -195,6 +223,19 @@ class LocalTier:
             os.close(descriptor)
         self.discard(name)
         return False
+
+    def open_past_cache(self, name: ObjectName) -> int:
+        """A descriptor that reads what is on the disk, where the file system has such.
+
+        Reads through it begin and end at whole pages. Raises FileNotFoundError.
+        """
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(self.path(name), flags | os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        return os.open(self.path(name), flags)
 
     def discard(self, name: ObjectName) -> None:
         """Removes the object for good."""
@@ -282,12 +323,8 @@ class LocalTier:
             )
         except CorruptError:
             return False
-        if is_right:
-            proof = Proof(state.st_ino, state.st_size, state.st_ctime_ns)
-            self._remember(name, proof)
-            self.folder.ledger.add(self.tenant, str(name), state.st_blocks * 512)
-            self.folder.syncer.add(self.tenant, self.path(name), proof)
-        return is_right
+        proof = Proof(state.st_ino, state.st_size, state.st_ctime_ns)
+        return is_right and self.set_proven(name, descriptor, proof)
 
     def _remember(self, name: ObjectName, proof: Proof) -> None:
         if len(self._proofs) >= _PROOFS_IN_MEMORY:

@@ -118,6 +118,11 @@ class ChunkList:
         return self.hashes[index] == zero_hash(self.length(index))
 
 
+def covering(start: int, length: int) -> range:
+    """Which chunks those bytes of a large object lie in."""
+    return range(start // CHUNK_BYTES, -(-(start + length) // CHUNK_BYTES))
+
+
 def list_bytes(name: ObjectName) -> int:
     """How long the chunk list of `name` is."""
     return len(_LIST_HEADER) + 8 + DIGEST_BYTES * name.chunk_count

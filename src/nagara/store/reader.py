@@ -2,11 +2,13 @@
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from nagara.store.chunked import Assembly
-from nagara.store.errors import FullError
+from nagara.store.errors import CorruptError, FullError
 from nagara.store.passing import PassingBy
+from nagara.store.proving import ChunkProof
 
 
 class Reader(Protocol):
@@ -85,6 +87,38 @@ class AssemblyReader:
 
     def close(self) -> None:
         """The store closes the assembly."""
+
+
+class ProvingReader:
+    """A large object that is here and is checked as it is read. The proof belongs to the store.
+
+    Args:
+        instead: opens what takes its place when a chunk turned out to be wrong.
+    """
+
+    def __init__(self, proof: ChunkProof, instead: Callable[[float], Reader]) -> None:
+        self._proof = proof
+        self._instead = instead
+
+    def is_here(self, start: int, length: int) -> bool:
+        return self._proof.has(start, length)
+
+    def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:
+        try:
+            self._proof.need(start, len(buffer), deadline_s)
+        except CorruptError:
+            self._instead(deadline_s).read_into(buffer, start, deadline_s)
+        else:
+            _fill(self._proof.descriptor, buffer, start)
+
+    def forget_cache(self, start: int, length: int) -> None:
+        os.posix_fadvise(self._proof.descriptor, start, length, os.POSIX_FADV_DONTNEED)
+
+    def is_outdated(self) -> bool:
+        return self._proof.is_wrong
+
+    def close(self) -> None:
+        """The store closes the proof."""
 
 
 def _fill(descriptor: int, buffer: memoryview, start: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from nagara.base.durable import sync_folder, write_durably
 from nagara.base.errors import UsageError
+from nagara.store.documents import parse_json
 from nagara.store.errors import AbsentError, CorruptError, StoreError
 from nagara.store.local import LocalTier
 from nagara.store.names import ObjectName, pack_names, parse_name, unpack_names
@@ -59,7 +60,7 @@ def root_key(kind: str, name: str) -> str:
 def parse_root(kind: str, name: str, raw: bytes) -> Root:
     """A root as it is stored. Raises `CorruptError` for anything that is none."""
     try:
-        document = json.loads(raw)
+        document = parse_json(raw)
         if document.pop("version") != VERSION or document.pop("name") != name:
             raise ValueError("another version or name")
         lists = tuple(parse_name(text) for text in document.pop("lists"))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from nagara.base.errors import UsageError
 from nagara.store.errors import AbsentError, UnavailableError
-from nagara.store.retrying import RetryPolicy
+from nagara.store.retrying import RefusedError, RetryPolicy
 from nagara.store.statistics import TierStatistics
 from nagara.store.tier import Entry, check_key
 
@@ -68,7 +68,7 @@ class S3Tier:
                 raise UnavailableError(f"answered with {len(data)} bytes", where=self.name)
             return data
 
-        return self._timed(ask, key, deadline_s)
+        return self._timed(ask, key, deadline_s) if length else b""
 
     def read_all(self, key: str, limit_bytes: int, deadline_s: float) -> bytes:
         import obstore
@@ -127,7 +127,7 @@ class S3Tier:
         return data
 
     def _ask(self, ask: Callable[[], T], key: str, deadline_s: float) -> T:
-        from obstore.exceptions import BaseError
+        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         def translated() -> T:
             try:
@@ -137,6 +137,11 @@ class S3Tier:
             except UnavailableError:
                 self.statistics.fault()
                 raise
+            except (PermissionDeniedError, UnauthenticatedError) as error:
+                self.statistics.fault()
+                raise RefusedError(
+                    "refused", where=f"{self.name} {key}", hint="check its keys and its clock"
+                ) from error
             except (BaseError, OSError) as error:
                 self.statistics.fault()
                 said = str(error).strip().splitlines()[0][:200]

@@ -18,8 +18,8 @@ class FileSink:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def write(self, start: int, data: bytes) -> None:
-        view = memoryview(data)
+    def write(self, start: int, data: bytes | memoryview) -> None:
+        view = memoryview(data)  # a disk that is nearly full takes less than it is given
         while view:
             written = os.pwrite(self._descriptor, view, start)
             view, start = view[written:], start + written

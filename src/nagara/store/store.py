@@ -10,7 +10,6 @@ Called from any thread. Every call has a deadline; None means the store's usual 
 """
 
 import contextlib
-import json
 import logging
 import os
 import threading
@@ -23,13 +22,15 @@ from typing import Any
 
 from nagara.store.budget import ByteBudget
 from nagara.store.chunked import Assembly, find_chunk_list
-from nagara.store.errors import AbsentError, CorruptError, FullError
+from nagara.store.documents import parse_json
+from nagara.store.errors import AbsentError, BadNameError, CorruptError, FullError
 from nagara.store.flights import Flights, claimed
 from nagara.store.hashing import Hashed, hash_file
 from nagara.store.local import LocalTier, full_disk_named
-from nagara.store.names import ObjectName
+from nagara.store.names import ObjectName, parse_chunk_list
 from nagara.store.passing import PassingBy, PassingReader
-from nagara.store.reader import AssemblyReader, FileReader, Reader
+from nagara.store.proving import ChunkProof
+from nagara.store.reader import AssemblyReader, FileReader, ProvingReader, Reader
 from nagara.store.sink import FileSink
 from nagara.store.statistics import TierReport
 from nagara.store.tier import Tier
@@ -65,6 +66,7 @@ class Store:
         self._passing = PassingBy(self.transfer)
         self._chunk_pool = ThreadPoolExecutor(_CHUNK_THREADS, "chunk")
         self._assemblies: OrderedDict[ObjectName, Assembly] = OrderedDict()
+        self._proofs: OrderedDict[ObjectName, ChunkProof] = OrderedDict()
         self._lock = threading.Lock()
 
     def ensure(
@@ -86,12 +88,14 @@ class Store:
             self._fetch(name, self.deadline(deadline_s), arrived)
 
     def open(self, name: ObjectName, deadline_s: float | None = None) -> Reader:
-        """A reader; small objects are fetched first, large ones as they are read.
+        """A reader; small objects are fetched and proven first, large ones as they are read.
 
         Raises `StoreError` when a small object cannot be had.
         """
         deadline_s = self.deadline(deadline_s)
         for _ in range(3):  # an eviction may come between fetching and opening
+            if name.is_chunked and (proof := self._proof(name)) is not None:
+                return ProvingReader(proof, lambda until_s: self.open(name, until_s))
             if (descriptor := self.local.open(name)) is not None:
                 return FileReader(descriptor)
             try:
@@ -151,7 +155,7 @@ class Store:
         """A JSON document from the tiers. Raises `CorruptError` when it is none."""
         raw = self.transfer.document(key, limit_bytes, self.deadline(deadline_s))
         try:
-            return json.loads(raw)
+            return parse_json(raw)
         except ValueError as error:
             raise CorruptError(f"{key} is no JSON: {error}") from error
 
@@ -168,10 +172,34 @@ class Store:
             for assembly in self._assemblies.values():
                 assembly.close()
             self._assemblies.clear()
+            for proof in self._proofs.values():
+                proof.close()
+            self._proofs.clear()
 
     def deadline(self, deadline_s: float | None) -> float:
         """The given one, or the store's usual limit from now."""
         return time.monotonic() + self.time_limit_s if deadline_s is None else deadline_s
+
+    def _proof(self, name: ObjectName) -> ChunkProof | None:
+        """For a large object that is here with its chunk list and that nobody has proven."""
+        with self._lock:
+            known = self._proofs.get(name)
+            if known is not None and known.is_open:
+                self._proofs.move_to_end(name)
+                return known
+            self._proofs.pop(name, None)
+        if (descriptor := self.local.open_unproven(name)) is None:
+            return None
+        try:
+            chunks = parse_chunk_list(self.local.list_path(name).read_bytes(), name)
+        except (OSError, BadNameError):  # then only all of it can tell
+            os.close(descriptor)
+            return None
+        with self._lock:
+            proof = self._proofs.setdefault(name, ChunkProof(self.local, name, descriptor, chunks))
+            while len(self._proofs) > _ASSEMBLIES_OPEN:
+                self._proofs.popitem(last=False)
+            return proof
 
     def _fetch(
         self, name: ObjectName, deadline_s: float, arrived: Callable[[int], None] | None

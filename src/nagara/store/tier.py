@@ -106,6 +106,7 @@ class FolderTier:
             with path.open("rb", buffering=0) as file:
                 data = os.pread(file.fileno(), length, start)
         except FileNotFoundError:
+            self._require_root()
             self.statistics.miss(time.monotonic() - begun_s)
             raise self._absent(key) from None
         except OSError as error:

@@ -12,10 +12,17 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from nagara.base.clock import Clock, SystemClock
-from nagara.contract.node import NodeUnavailableError, ReplicaGoneError, StartFailedError
+from nagara.contract.node import (
+    BadImageError,
+    NodeUnavailableError,
+    ReplicaGoneError,
+    StartFailedError,
+)
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    ImageOrder,
+    ImageReport,
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
@@ -66,6 +73,8 @@ class FakeNode:
         self.forgotten: list[tuple[str, str]] = []
         self.most_live = 0
         self.is_reachable = True
+        self.images: dict[str, str] = {}  # source → index; others cannot be had
+        self.brought: list[ImageOrder] = []
         self._clock = clock or SystemClock()
         self._fails = fails or (lambda spec: None)
         self._snapshots: set[tuple[str, str, str]] = set()
@@ -79,6 +88,14 @@ class FakeNode:
         """A small machine."""
         self._reach()
         return NodeFacts("fake", 2, 2**32, "process", can_snapshot=True)
+
+    async def bring_image(self, order: ImageOrder) -> ImageReport:
+        """Finds the image in `images`."""
+        self._reach()
+        if order.image not in self.images:
+            raise BadImageError("there is no such image", where=order.image)
+        self.brought.append(order)
+        return ImageReport(self.images[order.image], files=1, size_bytes=1000, new_bytes=0)
 
     async def start(self, order: StartOrder) -> StartReport:
         """Starts a server after the scripted time, or fails as scripted."""

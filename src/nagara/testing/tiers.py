@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from nagara.store.errors import AbsentError
+from nagara.store.errors import AbsentError, UnavailableError
 from nagara.store.statistics import TierStatistics
-from nagara.store.tier import Entry
+from nagara.store.tier import Entry, check_key
 
 Interfere = Callable[[str, int, bytes], bytes]  # key, number of this request, right answer
 
@@ -33,24 +33,32 @@ class ScriptedTier:
         self.interfere = interfere
 
     def read(self, key: str, start: int, length: int, deadline_s: float) -> bytes:
+        check_key(key)
         self.reads.append((key, start, length))
         number = len(self.reads)
         if key not in self.content:
             self.statistics.miss(0.0)
             raise AbsentError(f"{key} is not there", where=self.name)
         data = self.content[key][start : start + length]
+        if len(data) != length:
+            raise UnavailableError("it ends early", where=self.name)
         if self.interfere is not None:
             data = self.interfere(key, number, data)
         self.statistics.hit(len(data), 0.0)
         return data
 
     def read_all(self, key: str, limit_bytes: int, deadline_s: float) -> bytes:
-        return self.read(key, 0, limit_bytes, deadline_s)
+        size = len(self.content.get(key, b""))
+        if size > limit_bytes:
+            raise UnavailableError(f"{key} is larger than {limit_bytes} bytes", where=self.name)
+        return self.read(key, 0, size, deadline_s)
 
     def has(self, key: str, deadline_s: float) -> bool:
+        check_key(key)
         return key in self.content
 
     def write(self, key: str, source: bytes | Path, deadline_s: float) -> None:
+        check_key(key)
         self.content[key] = source if isinstance(source, bytes) else source.read_bytes()
         self.statistics.wrote(len(self.content[key]))
 

@@ -6,6 +6,11 @@ SHARE, LEAST = 0.20, 3  # more than this share of a group, and at least so many
 WINDOW_S = 600.0
 
 
+def is_too_many(found: int, group_size: int) -> bool:
+    """Whether so many of a group at once are more than chance."""
+    return found >= LEAST and found > SHARE * group_size
+
+
 @dataclass(slots=True)
 class Brake:
     """Remembers which machines of each group were found unhealthy lately."""
@@ -21,17 +26,14 @@ class Brake:
         found[machine] = now_s
         for name in [name for name, at_s in found.items() if now_s - at_s > WINDOW_S]:
             del found[name]
-        return not self._is_on(found, group_size)
+        return not is_too_many(len(found), group_size)
 
     def is_on(self, group: str, group_size: int, now_s: float) -> bool:
         """Whether removals of this group are stopped at present."""
         recent = {n: at for n, at in self._found.get(group, {}).items() if now_s - at <= WINDOW_S}
-        return self._is_on(recent, group_size)
+        return is_too_many(len(recent), group_size)
 
-    def healthy(self, group: str, machine: str) -> None:
+    def healthy(self, machine: str) -> None:
         """A machine was found healthy again."""
-        self._found.get(group, {}).pop(machine, None)
-
-    @staticmethod
-    def _is_on(found: dict[str, float], group_size: int) -> bool:
-        return len(found) >= LEAST and len(found) > SHARE * group_size
+        for found in self._found.values():
+            found.pop(machine, None)

@@ -6,6 +6,7 @@ Read through /dev/kmsg without blocking; needs root where the log is restricted.
 import os
 from dataclasses import dataclass, field
 
+from nagara.contract.machine import CheckKind
 from nagara.pool.health.round import CannotRunError, HealthCheck, UnhealthyError
 from nagara.pool.health.xid import Action, XidPolicy, find_xids
 
@@ -13,6 +14,7 @@ _FATAL = (
     "Hardware Error", "Machine check events logged", "EXT4-fs error", "I/O error, dev",
     "Out of memory: Killed process 1 ",
 )  # fmt: skip
+_HARMLESS = frozenset({Action.IGNORE, Action.WARN})
 _RECORD_BYTES = 8192
 
 
@@ -23,8 +25,8 @@ class KernelLog:
     path: str = "/dev/kmsg"
     _seen: int = field(default=-1)  # the last message's number
 
-    def new_lines(self) -> list[str]:
-        """Messages since the last call; the first call gives all there are."""
+    def new_records(self) -> list[tuple[int, str]]:
+        """Messages since the last call, with their numbers; the first call gives all there are."""
         fresh = []
         for record in self._records():
             head, _, text = record.partition(";")
@@ -32,7 +34,7 @@ class KernelLog:
             number = int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else self._seen + 1
             if number > self._seen:
                 self._seen = number
-                fresh.append(text or record)
+                fresh.append((number, text or record))
         return fresh
 
     def lines(self) -> list[str]:
@@ -61,18 +63,23 @@ class KernelLog:
         return lines
 
 
-def check(log: KernelLog, policy: XidPolicy) -> HealthCheck:
-    """The log must have no message after which the machine is not to be trusted."""
-    return HealthCheck("kernel log", lambda: _check(log, policy), 10.0)
+def check(log: KernelLog, policy: XidPolicy, kind: CheckKind = CheckKind.BOOT) -> HealthCheck:
+    """The log must have no message after which the machine is not to be trusted.
+
+    A new machine must have none that asks for diagnostics. In a round of diagnostics such messages
+    are the reason for the round: the other checks judge what has become of it.
+    """
+    harmless = _HARMLESS if kind is CheckKind.BOOT else _HARMLESS | {Action.KEEP_OUT, Action.DRAIN}
+    return HealthCheck("kernel log", lambda: _check(log, policy, harmless), 10.0)
 
 
-def _check(log: KernelLog, policy: XidPolicy) -> str:
+def _check(log: KernelLog, policy: XidPolicy, harmless: frozenset[Action]) -> str:
     lines = log.lines()
     for line in lines:
         if any(word in line for word in _FATAL):
             raise UnhealthyError(line.strip()[:200])
     worst = policy.worst(find_xids(lines))
-    if worst is not None and worst[1].action not in (Action.IGNORE, Action.WARN):
+    if worst is not None and worst[1].action not in harmless:
         event, judgement = worst
         raise UnhealthyError(f"Xid {event.code} on {event.device}: {judgement.cause}")
     return f"{len(lines)} messages, nothing fatal"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from nagara.contract.machine import CheckKind, HealthReport
 from nagara.pool.health import cpu, cuda, kernellog, nvidia
+from nagara.pool.health.monitor import Monitor
 from nagara.pool.health.round import CannotRunError, HealthCheck, run_round
 from nagara.pool.health.xid import XidPolicy
 
@@ -25,14 +26,29 @@ def checks_of(
     memory_mib = _BURN_MIB if kind is CheckKind.HEAVY else cpu.MEMORY_MIB
     chosen = [
         *cpu.checks(folder, memory_mib=memory_mib),
-        kernellog.check(kernellog.KernelLog(), XidPolicy()),
+        kernellog.check(kernellog.KernelLog(), XidPolicy(), kind),
     ]
-    has_devices = Path("/dev/nvidiactl").exists()
+    has_devices = _has_devices()
     if has_devices or expected is not None:
         chosen += [*_device_checks(expected), cuda.check()]
         if kind is not CheckKind.BOOT:
             chosen.append(nvidia.dcgm_check(kind))
     return tuple(chosen)
+
+
+def _has_devices() -> bool:
+    return Path("/dev/nvidiactl").exists()
+
+
+def monitor_of(folder: Path) -> Monitor:
+    """The monitor of this machine. `folder` is on the disk that replicas use."""
+    quick = [
+        HealthCheck("memory headroom", cpu.memory_headroom),
+        HealthCheck("disk headroom", lambda: cpu.disk_headroom(folder)),
+    ]
+    if _has_devices():
+        quick += _device_checks(None)
+    return Monitor(kernellog.KernelLog(), lambda: tuple(quick))
 
 
 def _device_checks(expected: nvidia.Expected | None) -> tuple[HealthCheck, ...]:

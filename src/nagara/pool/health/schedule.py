@@ -16,6 +16,11 @@ class Candidate:
     checked_s: float | None
 
 
+def at_once(pool_size: int) -> int:
+    """How many machines may be diagnosed at the same time."""
+    return max(1, int(SHARE * pool_size))
+
+
 def due(
     idle: Iterable[Candidate],
     pool_size: int,
@@ -31,7 +36,7 @@ def due(
         under_way: those that are being diagnosed already.
         level: free slots now; `target`: free slots wanted.
     """
-    allowed = max(1, int(SHARE * pool_size)) - under_way
+    allowed = at_once(pool_size) - under_way
     chosen: list[str] = []
     late = [one for one in idle if one.checked_s is None or now_s - one.checked_s >= EVERY_S]
     for one in sorted(late, key=lambda one: (one.checked_s is not None, one.checked_s or 0.0)):

@@ -32,6 +32,11 @@ class Watchdog:
         if seen is not None and count > seen.count:
             seen.count, seen.at_s = count, now_s
 
+    def has_spoken(self, monitor: str) -> bool:
+        """Whether it has told of a round since it is expected to."""
+        seen = self._seen.get(monitor)
+        return seen is not None and seen.count >= 0
+
     def forget(self, monitor: str) -> None:
         """The monitor has ended on purpose."""
         self._seen.pop(monitor, None)

@@ -1,7 +1,8 @@
-"""This machine as a provider: one machine that is always there and costs nothing."""
+"""This machine: always there, at no cost; as the pool's own, or as a provider's only one."""
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from nagara.base.durable import write_durably
@@ -15,6 +16,14 @@ from nagara.contract.machine import (
 )
 
 NAME = "local"
+
+
+def own_offering(slots: int, folder: Path) -> Offering:
+    """What this machine offers as long as its own pool uses it: all of it, and no second one."""
+    return Offering(
+        id=NAME, provider=NAME, region=NAME, type="any", devices=slots, price_h=0.0,
+        resources=_resources(folder), stock=0,
+    )  # fmt: skip
 
 
 class LocalProvider:
@@ -38,18 +47,8 @@ class LocalProvider:
 
     async def offerings(self) -> tuple[Offering, ...]:
         """The one."""
-        return (
-            Offering(
-                id=NAME,
-                provider=NAME,
-                region=NAME,
-                type="any",
-                devices=self._slots,
-                price_h=0.0,
-                resources=_resources(self._file.parent),
-                stock=0 if self._given() else 1,
-            ),
-        )
+        stock = 0 if self._given() else 1
+        return (replace(own_offering(self._slots, self._file.parent), stock=stock),)
 
     async def launch(self, name: str, offering: Offering) -> None:
         """Gives the machine out under this name."""

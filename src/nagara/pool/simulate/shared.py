@@ -11,19 +11,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nagara.contract.machine import Offering
-from nagara.pool.core import Check, Granted, Launch, PoolCore, Release
+from nagara.pool.actions import Check, Granted, Launch, Release
+from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.errors import PlanError
 from nagara.pool.fairness import Claimant
 from nagara.pool.greedy import greedy_plan
 from nagara.pool.ledger import MemoryLedger
+from nagara.pool.meters import Meters
 from nagara.pool.planner import Solver, make_plan
 from nagara.pool.problem import Plan, Problem
 from nagara.pool.runner import Steadiness
 from nagara.pool.simulate.claims import Claim
 from nagara.pool.simulate.market import World
 from nagara.pool.simulate.result import CHECK_S, Result, Sample
-from nagara.pool.sizing import PLAN_EVERY_S, Meters, Policy, make_problem
+from nagara.pool.sizing import PLAN_EVERY_S, Policy, make_problem
 from nagara.pool.states import IN_FLIGHT, MachineEvent
 
 if TYPE_CHECKING:

@@ -1,9 +1,12 @@
+import math
+
 import hypothesis.strategies as st
 from hypothesis import given
 
 from nagara.contract.machine import Renewal
 from nagara.contract.replica import Lease
-from nagara.pool.lease import SKEW_S, TTL_S, Fence, LeaseClock, slot_name, split_slot
+from nagara.pool.lease import SKEW_S, TTL_S, LeaseClock, slot_name, split_slot
+from nagara.sandbox.fence import LONGEST_TTL_S, Fence
 
 
 def renewal(epoch: int, mark_s: float, slot: str = "m/0") -> Renewal:
@@ -26,7 +29,7 @@ def test_a_higher_epoch_ends_what_runs_under_the_old_one() -> None:
     fence = Fence()
     fence.begin(renewal(1, 0.0), now_s=0.0)
     assert fence.raise_to("m/0", 2) == ("m/0",)
-    assert fence.renew((renewal(1, 0.0),), now_s=1.0).refused == ("m/0",)
+    assert fence.renew((renewal(1, 0.0),), now_s=1.0) == ("m/0",)
 
 
 def test_a_lease_that_is_not_renewed_ends_and_stays_ended() -> None:
@@ -35,7 +38,7 @@ def test_a_lease_that_is_not_renewed_ends_and_stays_ended() -> None:
     assert fence.next_end_s() == TTL_S
     assert fence.expire(TTL_S - 0.1) == ()
     assert fence.expire(TTL_S) == ("m/0",)
-    assert fence.renew((renewal(1, TTL_S),), now_s=TTL_S).refused == ("m/0",)
+    assert fence.renew((renewal(1, TTL_S),), now_s=TTL_S) == ("m/0",)
 
 
 def test_a_renewal_that_was_held_up_prolongs_nothing() -> None:
@@ -45,8 +48,46 @@ def test_a_renewal_that_was_held_up_prolongs_nothing() -> None:
     assert fence.next_end_s() == TTL_S
 
 
+def test_an_end_that_was_counted_from_another_boot_of_the_machine_is_refused() -> None:
+    assert Fence().begin(renewal(1, 2 * LONGEST_TTL_S), now_s=10.0) is None
+
+
+def test_a_lease_without_an_end_holds_until_another_follows_it() -> None:
+    fence = Fence()
+    assert fence.begin(Renewal("m/0", 1, 0.0, math.inf), now_s=5.0) == ()
+    assert fence.next_end_s() is None
+    assert fence.expire(1e9) == ()
+    assert fence.begin(Renewal("m/0", 2, 0.0, math.inf), now_s=5.0) == ("m/0",)
+
+
+def test_what_was_refused_stays_refused_by_a_successor_that_knows_the_newest_epochs() -> None:
+    fence = Fence()
+    fence.raise_to("m/0", 4)
+    assert Fence(fence.newest).begin(renewal(3, 0.0), now_s=1.0) is None
+
+
 def test_a_start_whose_order_was_held_up_is_refused() -> None:
     assert Fence().begin(renewal(1, 0.0), now_s=TTL_S) is None
+
+
+def test_a_call_for_a_machine_that_had_our_address_before_touches_nothing_of_ours() -> None:
+    fence = Fence()
+    fence.begin(renewal(1, 0.0, "m2/0"), now_s=1.0)
+    assert fence.begin(renewal(9, 0.0, "m1/0"), now_s=2.0) is None
+    assert fence.begin(renewal(9, 0.0, "m1/1"), now_s=2.0) is None
+    assert fence.raise_to("m1/0", 10) == ()
+    assert fence.renew((renewal(1, 5.0, "m1/0"),), now_s=6.0) == ("m1/0",)
+    assert fence.admits("m2/0", 1)
+    assert fence.next_end_s() == TTL_S
+    assert fence.begin(renewal(1, 0.0, "m2/1"), now_s=2.0) == ()
+
+
+def test_an_empty_machine_may_get_another_name() -> None:
+    fence = Fence()
+    fence.begin(renewal(1, 0.0, "m1/0"), now_s=1.0)
+    assert fence.begin(renewal(1, 0.0, "m2/0"), now_s=2.0) is None
+    fence.end(renewal(1, 0.0, "m1/0"))
+    assert fence.begin(renewal(1, 0.0, "m2/0"), now_s=2.0) == ()
 
 
 def test_a_start_that_is_late_is_not_followed_once_its_lease_was_ended() -> None:
@@ -84,20 +125,17 @@ def test_a_slot_is_never_granted_again_while_its_machine_still_runs_it(
     """Whatever is lost or late: the machine's end lies before the pool's `free_at_s`."""
     fence, clock, now_s = Fence(), LeaseClock(), 0.0
     clock.received(offset_s, now_s)
-    mark_s = clock.to_send()
+    mark_s = clock.to_send(now_s)
     assert mark_s is not None
     fence.begin(renewal(1, mark_s), now_s + offset_s)
-    on_the_way: list[float] = []
     for pause_s, delay_s, is_answered in steps:
         now_s += pause_s
-        sent = clock.to_send()
-        assert sent is not None
-        on_the_way.append(sent)
         fence.expire(now_s + offset_s)
-        arrived = on_the_way.pop(0)
-        answer = fence.renew((renewal(1, arrived),), now_s + offset_s)
+        if (sent := clock.to_send(now_s)) is not None:
+            fence.renew((renewal(1, sent),), now_s + offset_s)
+        mark = now_s + offset_s
         now_s += delay_s
         if is_answered:
-            clock.received(answer.mark_s, now_s)
+            clock.received(mark, now_s)
     end_s = fence.next_end_s()
     assert end_s is None or end_s - offset_s <= clock.free_at_s(now_s) - SKEW_S + 1e-6

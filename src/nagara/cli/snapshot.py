@@ -1,0 +1,139 @@
+"""`nagara snapshot`: what is saved on this machine, and why an app has no snapshot.
+
+Snapshots are read from the state folder (root only); the reasons come from the running nagara.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from nagara.base.errors import UsageError
+from nagara.base.units import format_bytes
+from nagara.cli.settings import Settings
+from nagara.control.client import connect
+from nagara.control.errors import ControlError
+from nagara.snapshot import hooks as hook_module
+from nagara.snapshot.catalog import Catalog, SnapshotRecord
+
+_STATES = {"unknown": "not yet", "wanted": "waiting", "running": "being made"}
+
+
+@click.group()
+def snapshot() -> None:
+    """Show saved replicas, and why an app has none."""
+
+
+@snapshot.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.pass_obj
+def ls(settings: Settings, as_json: bool) -> None:
+    """List the snapshots of this machine and the apps that have none."""
+    rows = _saved(settings.state)
+    rows += _unsaved(settings.state, {row["app"] for row in rows if row["state"] == "good"})
+    if as_json:
+        click.echo(json.dumps({"snapshots": rows}, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("app", "snapshot", "state", "size", "made"):
+        table.add_column(column)
+    for row in rows:
+        size, made = (row.get("size_bytes"), row.get("created_at_s"))
+        table.add_row(
+            row["app"],
+            row.get("snapshot") or "",
+            row["state"],
+            format_bytes(size) if size else "",
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(made)) if made else "",
+        )
+    Console(highlight=False).print(table)
+    for row in rows:
+        for reason in row["reasons"]:
+            click.echo(f"{row['app']}: {reason}")
+
+
+@snapshot.command()
+@click.argument("name", metavar="APP|SNAPSHOT")
+@click.pass_obj
+def show(settings: Settings, name: str) -> None:
+    """Print everything known of an app's snapshots, or of one, as JSON."""
+    rows = _saved(settings.state, with_needs=True) + _unsaved(settings.state, set())
+    chosen = [row for row in rows if name in (row["app"], row.get("snapshot"))]
+    if not chosen:
+        raise UsageError(f"no app and no snapshot is called {name!r}", hint="nagara snapshot ls")
+    click.echo(json.dumps(chosen, indent=2))
+
+
+@snapshot.command()
+def hooks() -> None:
+    """Print the Python module that a server without nagara imports for its snapshot hooks."""
+    click.echo(Path(hook_module.__file__).read_text(), nl=False)
+
+
+def _saved(state: Path, *, with_needs: bool = False) -> list[dict[str, Any]]:
+    """The published snapshots of this machine, as far as this user may read them."""
+    catalog = Catalog(state / "snapshots")
+    return [
+        _row(catalog, tenant, app, folder, with_needs=with_needs)
+        for tenant, app, folder in catalog.everything()
+    ]
+
+
+def _row(
+    catalog: Catalog, tenant: str, app: str, folder: Path, *, with_needs: bool
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"app": app, "tenant": tenant, "snapshot": folder.name}
+    try:
+        record = SnapshotRecord.from_json((folder / "snapshot.json").read_bytes())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {**row, "state": "damaged", "reasons": [f"its description: {error}"]}
+    is_bad = catalog.is_quarantined(folder)
+    changed = record.changed_host_file()
+    reasons = [f"not carried: {note}" for note in record.notes]
+    if is_bad:
+        reasons += [f"failed: {line}" for line in (folder / "bad").read_text().splitlines()]
+    if changed:
+        reasons.append(f"{changed} has changed since it was made")
+    row |= {
+        "state": "in quarantine" if is_bad else "stale" if changed else "good",
+        "size_bytes": record.memory_bytes + record.layer_bytes,
+        "created_at_s": record.created_at_s,
+        "reasons": reasons,
+    }
+    if with_needs:
+        row |= {
+            "memory_bytes": record.memory_bytes,
+            "layer_bytes": record.layer_bytes,
+            "key": record.key,
+            "canary_answer": record.canary_answer,
+            "machine_files": len(record.host_files),
+            "cpu_flags": sorted(record.variant.cpu_flags),
+        }
+    return row
+
+
+def _unsaved(state: Path, saved: set[str]) -> list[dict[str, Any]]:
+    """Apps of the running nagara, if there is one, that have no good snapshot."""
+    try:
+        apps = connect(state).apps()
+    except ControlError:  # not running: what is on the disk is all there is to tell
+        return []
+    rows = []
+    for app in apps:
+        capture = app["capture"]
+        if app["name"] in saved or capture["state"] == "done":
+            continue
+        reason = capture.get("reason")
+        failed = f"none, {capture['failures']} failures" if capture["failures"] else "none"
+        rows.append(
+            {
+                "app": app["name"],
+                "state": _STATES.get(capture["state"], failed),
+                "reasons": [f"no snapshot: {reason}"] if reason else [],
+            }
+        )
+    return rows

@@ -1,0 +1,196 @@
+"""All machines as one `Node`: each replica's calls go to the machine of its lease.
+
+The own machine is always there and is asked as before. Others are reached through the pool's
+leases: a start carries its lease's end on that machine's clock, and a replica of a machine that
+does not answer is gone when its lease is over, not before. Called on the loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from nagara.contract.machine import MachineUnreachableError
+from nagara.contract.node import Node, NodeError, NodeUnavailableError, ReplicaGoneError
+from nagara.contract.replica import (
+    CaptureOrder,
+    CaptureReport,
+    ImageOrder,
+    ImageReport,
+    Lease,
+    NodeFacts,
+    ReplicaStatus,
+    StartOrder,
+    StartReport,
+)
+from nagara.pool.machines import Machine
+from nagara.pool.service import PoolService
+
+RELISTEN_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+Nodes = Callable[[str], Node]  # by a machine's address
+
+
+class Machines:
+    """The nodes of one pool.
+
+    Args:
+        own: the node of this machine.
+        nodes: reaches the node of another; must not block.
+    """
+
+    def __init__(self, own: Node, pool: PoolService, nodes: Nodes) -> None:
+        self._own = own
+        self._pool = pool
+        self._nodes = nodes
+        self._away: dict[str, tuple[Machine, Lease]] = {}  # replicas of other machines
+        self._last_seen: dict[str, tuple[ReplicaStatus, ...]] = {}  # by machine
+
+    async def facts(self) -> NodeFacts:
+        return await self._own.facts()
+
+    async def bring_image(self, order: ImageOrder) -> ImageReport:
+        """To this machine; others are brought it before their first start from it."""
+        return await self._own.bring_image(order)
+
+    async def start(self, order: StartOrder) -> StartReport:
+        machine = self._pool.machine_of(order.lease)
+        if machine is None or machine.is_own:
+            return await self._own.start(order)
+        spec = order.spec
+        if spec.image_index is not None:
+            wanted = ImageOrder(spec.tenant, spec.app, spec.image, spec.models)
+            await self._node(machine).bring_image(wanted)
+        end_s = await self._end_of(order.lease)
+        self._away[order.replica] = (machine, order.lease)
+        lease = replace(order.lease, expires_at_s=end_s)
+        report = await self._node(machine).start(replace(order, lease=lease))
+        # Snapshots are made here: what another machine lacks is no reason for one more.
+        return replace(report, capture_wanted=False)
+
+    async def _end_of(self, lease: Lease) -> float:
+        try:
+            end_s = await self._pool.terms(lease)
+        except MachineUnreachableError as error:
+            raise NodeUnavailableError(error.what, where=error.where) from error
+        if end_s is None:
+            raise NodeError("its lease is over already", where=lease.slot)
+        return end_s
+
+    async def capture(self, order: CaptureOrder) -> CaptureReport:
+        return await self._own.capture(order)
+
+    async def stop(self, replica: str, *, grace_s: float = 10.0) -> None:
+        away = self._away.get(replica)
+        if away is None:
+            await self._own.stop(replica, grace_s=grace_s)
+            return
+        machine, lease = away
+        if self._pool.is_present(lease):
+            try:
+                await self._node(machine).stop(replica, grace_s=grace_s)
+            except NodeUnavailableError:
+                self._pool.abandon(lease)
+                raise  # it is asked again until it answers, or the lease is over
+        self._away.pop(replica, None)
+
+    async def dial(self, replica: str) -> socket.socket:
+        return await self._of(replica).dial(replica)
+
+    async def replicas(self) -> tuple[ReplicaStatus, ...]:
+        """Those of machines that do not answer are told as last seen while their leases run."""
+        found = list(await self._own.replicas())
+        others = self._others()
+        for machine, statuses in zip(
+            others, await asyncio.gather(*map(self._replicas_of, others)), strict=True
+        ):
+            found += statuses
+            for status in statuses:
+                self._away.setdefault(status.replica, (machine, status.lease))
+        self._last_seen = {m.name: self._last_seen.get(m.name, ()) for m in others}
+        return tuple(found)
+
+    async def _replicas_of(self, machine: Machine) -> tuple[ReplicaStatus, ...]:
+        try:
+            statuses = await self._node(machine).replicas()
+        except NodeError as error:
+            _log.warning("%s does not say what it runs: %s", machine.name, error.what)
+            known = self._last_seen.get(machine.name, ())
+            return tuple(one for one in known if self._pool.is_present(one.lease))
+        self._last_seen[machine.name] = statuses
+        return statuses
+
+    async def exits(self) -> AsyncIterator[ReplicaStatus]:
+        queue: asyncio.Queue[ReplicaStatus | NodeError] = asyncio.Queue()
+        listening = {"": asyncio.create_task(_listen(self._own, queue, is_own=True))}
+        try:
+            while True:
+                others = {machine.name: machine for machine in self._others()}
+                for name in others.keys() - listening.keys():
+                    node = self._node(others[name])
+                    listening[name] = asyncio.create_task(_listen(node, queue, is_own=False))
+                for name in listening.keys() - others.keys() - {""}:
+                    listening.pop(name).cancel()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RELISTEN_S):
+                        heard = await queue.get()
+                        if isinstance(heard, NodeError):
+                            raise heard
+                        yield heard
+                for name in [name for name, task in listening.items() if task.done() and name]:
+                    del listening[name]
+        finally:
+            for task in listening.values():
+                task.cancel()
+            await asyncio.gather(*listening.values(), return_exceptions=True)
+
+    async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
+        if replica in self._away:
+            return await self._of(replica).logs(replica, tail_bytes=tail_bytes)
+        try:
+            return await self._own.logs(replica, tail_bytes=tail_bytes)
+        except ReplicaGoneError:
+            for machine in self._others():
+                with contextlib.suppress(ReplicaGoneError, NodeUnavailableError):
+                    return await self._node(machine).logs(replica, tail_bytes=tail_bytes)
+            raise
+
+    async def forget_app(self, tenant: str, app: str) -> None:
+        await self._own.forget_app(tenant, app)
+        for machine in self._others():
+            try:
+                await self._node(machine).forget_app(tenant, app)
+            except NodeUnavailableError as error:
+                _log.warning("%s keeps what it has of %s: %s", machine.name, app, error.what)
+
+    def _of(self, replica: str) -> Node:
+        away = self._away.get(replica)
+        return self._own if away is None else self._node(away[0])
+
+    def _node(self, machine: Machine) -> Node:
+        return self._nodes(machine.address)
+
+    def _others(self) -> list[Machine]:
+        """Machines beside the own one whose agents have answered before."""
+        return [
+            machine
+            for machine in self._pool.core.table
+            if machine.clock is not None and not machine.is_own
+        ]
+
+
+async def _listen(
+    node: Node, queue: asyncio.Queue[ReplicaStatus | NodeError], *, is_own: bool
+) -> None:
+    try:
+        async for status in node.exits():
+            queue.put_nowait(status)
+    except NodeError as error:
+        if is_own:
+            queue.put_nowait(error)
+        else:  # it is listened to again; what was missed is found by comparing
+            await asyncio.sleep(RELISTEN_S)

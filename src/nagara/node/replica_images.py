@@ -1,0 +1,420 @@
+"""The images of a node's replicas: brought to the store, mounted, their starts counted, released.
+
+Every app keeps images of its own under names it alone uses, so that what one tenant or app calls
+its own another cannot name:
+
+    app.APP.INDEX        the tree an app's version is started from
+    model.MODEL.DIGEST   a model as one more layer of it
+
+The store and the mounts are opened when the first image is asked for: a node whose apps use the
+machine's own tree has neither. Blocking; called from worker threads.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nagara.base.errors import NagaraError
+from nagara.base.units import format_bytes
+from nagara.contract.node import BadImageError
+from nagara.contract.replica import (
+    FilesReport,
+    ImageOrder,
+    ImageReport,
+    ModelMount,
+    ReplicaSpec,
+    TierRead,
+)
+from nagara.image.content_writer import ContentWriter
+from nagara.image.errors import UnknownImageError
+from nagara.image.file_memory import FileMemory
+from nagara.image.images import Added, Image, find_image, image_from, list_images, remove_image
+from nagara.image.lazy_layer import DaemonError
+from nagara.image.model_import import import_model
+from nagara.image.mounting import ImageMounts, MountedImage
+from nagara.image.mounts import mount_points
+from nagara.image.recorder import Touch
+from nagara.image.sources import import_image, memory_path, parse_source
+from nagara.image.tracing import wants_recording
+from nagara.store.errors import AbsentError
+from nagara.store.names import CHUNK_BYTES
+from nagara.store.roots import read_list, read_root, write_root
+from nagara.store.store import Store
+
+_log = logging.getLogger(__name__)
+HOST = "host"
+STORED = "image:"  # an image that was imported under a name before
+_PART = "#"  # between a replica's folder and the number of what it holds
+_INDEX_CHARS = 20  # of a base32 digest: 100 bits
+_BYTES_PER_LISTED = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaImages:
+    """What is mounted for one replica: its models and its image, topmost first."""
+
+    mounted: tuple[MountedImage, ...]
+    kind: str
+    before: tuple[TierRead, ...] = ()  # what the tenant's daemon had fetched until then
+
+    @property
+    def image(self) -> Image:
+        return self.mounted[-1].image
+
+    @property
+    def layers(self) -> tuple[Path, ...]:
+        return tuple(layer for each in self.mounted for layer in each.layers)
+
+    @property
+    def data_layers(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys(d for each in self.mounted for d in each.data_layers))
+
+    @property
+    def is_lazy(self) -> bool:
+        return any(each.is_lazy for each in self.mounted)
+
+
+class NodeImages:
+    """The images of one node.
+
+    Args:
+        state: the machine's state folder: the store, the mounts and the models are below it.
+        open_mounts: opens store and mounts, with supervision of the daemons.
+    """
+
+    def __init__(self, state: Path, open_mounts: Callable[[], ImageMounts]) -> None:
+        self._state = state
+        self._models = state / "models"
+        self._replicas = state.resolve() / "node/replicas"
+        self._open_mounts = open_mounts
+        self._mounts: ImageMounts | None = None
+        self._opening = threading.Lock()
+        self._importing = threading.Lock()
+        self._tracing = threading.Lock()
+        self._bringing: dict[str, Callable[[], str]] = {}
+
+    def bringing(self) -> tuple[str, ...]:
+        """The imports under way, in words."""
+        return tuple(describe() for describe in list(self._bringing.values()))
+
+    # -- bringing ----------------------------------------------------------------------------
+
+    def bring(self, order: ImageOrder) -> ImageReport:
+        """Imports the app's image and models. Raises `BadImageError` naming the source."""
+        begun_s = time.monotonic()
+        with self._importing, _named(order.image):
+            store = self._opened().store(order.tenant)
+            if order.image.startswith(STORED):
+                image = find_image(store, order.image.removeprefix(STORED))
+                new_bytes, missing = 0, tuple[str, ...]()
+            else:
+                self._refuse_own_state(order.image)
+                added, missing = self._import(store, order)
+                image, new_bytes = added.image, added.new_bytes
+                self._opened().trust(order.tenant, image)
+            self._keep(store, image, order.app)
+        for model in order.models:
+            self._model_image(store, model)
+        elapsed_s = time.monotonic() - begun_s
+        _log.info(
+            "%s: %s has %d files, %s; %s of it new, in %.1f s", order.app, order.image,
+            image.files, format_bytes(image.size_bytes), format_bytes(new_bytes), elapsed_s,
+        )  # fmt: skip
+        for line in missing:
+            _log.warning("%s: %s: this machine does not have %s", order.app, order.image, line)
+        return ImageReport(
+            str(image.index), image.files, image.size_bytes, new_bytes, missing, elapsed_s
+        )
+
+    def _import(self, store: Store, order: ImageOrder) -> tuple[Added, tuple[str, ...]]:
+        name = f"app.{order.app}.new"
+        try:
+            with self._shown(f"{order.app}: {order.image}") as watch:
+                return import_image(store, order.image, name, watch=watch)
+        finally:
+            with contextlib.suppress(UnknownImageError):
+                remove_image(store.local, name)
+
+    def _keep(self, store: Store, image: Image, app: str) -> None:
+        """Names the tree as one of the app's; with the trace it has there already."""
+        name = app_image(app, str(image.index))
+        if _local_image(store, name) is None:
+            write_root(store.local, replace(image, name=name).to_root())
+
+    def _model_image(self, store: Store, model: ModelMount) -> Image:
+        name = f"model.{model.name}.{model.digest.removeprefix('sha256:')[:_INDEX_CHARS]}"
+        with self._importing:
+            if (found := _local_image(store, name)) is not None:
+                return found
+            folder = self._models / model.name
+            if not folder.is_dir():
+                raise BadImageError(
+                    "there is no such model on this machine",
+                    where=model.name,
+                    hint="nagara models add",
+                )
+            with (
+                _named(f"model {model.name}"),
+                FileMemory(memory_path(store)) as memory,
+                self._shown(f"model {model.name}") as watch,
+            ):
+                writer = ContentWriter(store, memory)
+                watch(writer)
+                # Links are followed: the store's folder may be another place's.
+                return import_model(store, folder.resolve(), model.name, writer, name).image
+
+    def _refuse_own_state(self, source: str) -> None:
+        """An image of nagara's own state would hold every app's secrets, and itself."""
+        place = Path(parse_source(source).place).resolve()
+        state = self._state.resolve()
+        if not source.startswith("registry:") and (
+            place.is_relative_to(state) or state.is_relative_to(place)
+        ):
+            raise BadImageError("holds nagara's own state or lies in it", where=source)
+
+    @contextmanager
+    def _shown(self, what: str) -> Iterator[Callable[[ContentWriter], None]]:
+        """Shows how far an import is, for as long as it lasts."""
+        begun_s = time.monotonic()
+
+        def watch(writer: ContentWriter) -> None:
+            self._bringing[what] = lambda: (
+                f"{what}: {writer.files} files, {format_bytes(writer.bytes)}, "
+                f"{time.monotonic() - begun_s:.0f} s"
+            )
+
+        try:
+            yield watch
+        finally:
+            self._bringing.pop(what, None)
+
+    # -- starting ----------------------------------------------------------------------------
+
+    def find(self, spec: ReplicaSpec) -> Image:
+        """The app's image as it was deployed; imported again if the store has lost it.
+
+        Raises `BadImageError` when it cannot be had, or its source is another tree by now.
+        """
+        assert spec.image_index is not None
+        with _named(spec.image):
+            store = self._opened().store(spec.tenant)
+            name = app_image(spec.app, spec.image_index)
+            if (image := _local_image(store, name)) is None:
+                self.bring(ImageOrder(spec.tenant, spec.app, spec.image))
+                image = _local_image(store, name)
+            if image is None or str(image.index) != spec.image_index:
+                raise BadImageError(
+                    "is not what it was when the app was deployed", where=spec.image,
+                    hint="deploy the app again",
+                )  # fmt: skip
+        return image
+
+    def mount(self, replica: str, spec: ReplicaSpec, *, is_restore: bool) -> ReplicaImages:
+        """Mounts image and models for a replica, which holds them until `release`.
+
+        A first plain start reads through the daemon even if all is here: it notes what is read.
+        Raises `BadImageError`, or what the mount failed of.
+        """
+        image = self.find(spec)
+        mounts = self._opened()
+        store = mounts.store(spec.tenant)
+        models = [self._model_image(store, model) for model in spec.models]
+        wanted = [*models, image]
+        prefer_lazy = not is_restore and image.starts == 0
+        mounted = self._mounted(mounts, replica, spec.tenant, wanted, prefer_lazy=prefer_lazy)
+        if len({each.is_lazy for each in mounted}) > 1:
+            # One data layer for all: what is looked up in two would be verified by neither.
+            mounted = self._mounted(mounts, replica, spec.tenant, wanted, prefer_lazy=True)
+        kind = spec.image.partition(":")[0]
+        before = self._tiers(spec.tenant) if any(each.is_lazy for each in mounted) else ()
+        return ReplicaImages(tuple(mounted), kind, before)
+
+    def _mounted(
+        self, mounts: ImageMounts, replica: str, tenant: str, wanted: list[Image], *,
+        prefer_lazy: bool,
+    ) -> list[MountedImage]:  # fmt: skip
+        holders = [f"{self._holder(replica)}{number}" for number in range(len(wanted))]
+        try:
+            return [
+                mounts.mount(tenant, image, holder, prefer_lazy=prefer_lazy)
+                for image, holder in zip(wanted, holders, strict=True)
+            ]
+        except BaseException:
+            for holder in holders:
+                mounts.release(holder)
+            raise
+
+    def report(self, images: ReplicaImages, tenant: str) -> tuple[FilesReport, Callable[[], None]]:
+        """What the start read until now; and what is left to do about it, at leisure."""
+        objects = sum(each.image.list.size // _BYTES_PER_LISTED for each in images.mounted)
+        size = sum(each.image.size_bytes for each in images.mounted)
+        way = images.mounted[-1].way if not images.is_lazy else "lazy"
+        if not images.is_lazy:
+            return FilesReport(images.kind, way, objects, size), lambda: None
+        touched = {each.holder: self._touched(each) for each in images.mounted}
+        reads = [touch for touches in touched.values() for touch in touches or ()]
+        progress = [self._opened().progress(each) for each in images.mounted]
+        is_counted = all(touches is not None for touches in touched.values())
+        report = FilesReport(
+            kind=images.kind,
+            way=way,
+            objects=objects,
+            size_bytes=size,
+            read_objects=len({name for name, _ in reads}) if is_counted else None,
+            read_bytes=sum(map(_touched_bytes, reads)) if is_counted else None,
+            prefetched_objects=sum(each.objects for each in progress),
+            prefetched_bytes=sum(each.bytes for each in progress),
+            tiers=_difference(images.before, self._tiers(tenant)),
+        )
+        return report, lambda: self._afterwards(images, touched)
+
+    def _afterwards(self, images: ReplicaImages, touched: dict[str, list[Touch] | None]) -> None:
+        """Keeps what the start touched as the images' trace, and fetches the rest of them."""
+        for each in images.mounted:
+            try:
+                if touches := touched[each.holder]:
+                    with self._tracing:
+                        self._opened().add_touches(each, touches)
+                self._opened().fill(each)
+            except (NagaraError, OSError) as error:
+                _log.warning("%s: its trace is not kept: %s", each.image.name, error)
+
+    def _touched(self, mounted: MountedImage) -> list[Touch] | None:
+        if not wants_recording(mounted.image):
+            return None
+        try:
+            return self._opened().touches(mounted)
+        except DaemonError as error:
+            _log.warning("%s: nobody knows what it read: %s", mounted.image.name, error)
+            return None
+
+    def _tiers(self, tenant: str) -> tuple[TierRead, ...]:
+        try:
+            reports = self._opened().tier_reports(tenant)
+        except DaemonError:
+            return ()
+        return tuple(TierRead(each.tier, each.hits, each.read_bytes) for each in reports)
+
+    def weights(self, spec: ReplicaSpec) -> list[Path]:
+        """The large objects of the app's models that are here, to be read ahead."""
+        store = self._opened().store(spec.tenant)
+        listed = (read_list(store, self._model_image(store, m).list) for m in spec.models)
+        large = sorted({n for names in listed for n in names if n.is_chunked}, key=str)
+        return [store.local.path(name) for name in large if store.local.has(name)]
+
+    # -- ending ------------------------------------------------------------------------------
+
+    def release(self, replica: str) -> None:
+        """The replica needs its images no more. May be repeated."""
+        if self._mounts is None and not self._has_store():
+            return
+        mounts = self._opened()
+        holder = self._holder(replica)
+        for each in {pin.holder for pin in mounts.pins() if pin.holder.startswith(holder)}:
+            mounts.release(each)
+
+    def reconcile(self, replicas: Collection[str]) -> None:
+        """Releases what replicas of an earlier node held that are gone."""
+        if self._mounts is None and not self._has_store():
+            return
+        mounts = self._opened()
+        alive = tuple(self._holder(replica) for replica in replicas)
+        holders = {pin.holder for pin in mounts.pins()}
+        for holder in holders:
+            if holder.startswith(alive) or not self._is_gone(holder):
+                continue
+            mounts.release(holder)
+        mounts.take_down_unneeded()
+        for tenant in {pin.tenant for pin in mounts.pins()}:
+            mounts.resume(tenant)
+
+    def forget_app(self, tenant: str, app: str) -> None:
+        """Takes the names of the app's images away; `nagara store gc` frees what they kept."""
+        if self._mounts is None and not self._has_store():
+            return
+        local = self._opened().store(tenant).local
+        for image in list_images(local):
+            if image.name.startswith(f"app.{app}."):
+                remove_image(local, image.name)
+
+    def close(self, *, take_down: bool) -> None:
+        """Ends the supervision; with `take_down` also mounts and daemons that nobody needs."""
+        if self._mounts is not None:
+            if take_down:
+                self._mounts.take_down_unneeded()
+            self._mounts.close()
+            self._mounts.objects.close()
+            self._mounts = None
+
+    def _holder(self, replica: str) -> str:
+        """Several nodes may share a store: a holder is named by its replica's folder."""
+        return f"{self._replicas / replica}{_PART}"
+
+    def _is_gone(self, holder: str) -> bool:
+        """Whether a holder is one no longer; `holder` is no replica of this node that runs."""
+        place, part, _ = holder.partition(_PART)
+        if not part:  # a person's mount point
+            return not any(point.target == Path(place) for point in mount_points(Path(place)))
+        return Path(place).parent == self._replicas or not Path(place).exists()
+
+    def _has_store(self) -> bool:
+        return (self._state / "store/ledger.sqlite").exists()
+
+    def _opened(self) -> ImageMounts:
+        with self._opening:
+            if self._mounts is None:
+                self._mounts = self._open_mounts()
+            return self._mounts
+
+
+def app_image(app: str, index: str) -> str:
+    """The name of one of an app's images."""
+    return f"app.{app}.{index[:_INDEX_CHARS]}"
+
+
+def _local_image(store: Store, name: str) -> Image | None:
+    try:
+        return image_from(read_root(store.local, "images", name))
+    except AbsentError:
+        return None
+
+
+def _touched_bytes(touch: Touch) -> int:
+    name, chunk = touch
+    if not name.is_chunked:
+        return name.size
+    return min(CHUNK_BYTES, name.size - chunk * CHUNK_BYTES)
+
+
+def _difference(before: tuple[TierRead, ...], after: tuple[TierRead, ...]) -> tuple[TierRead, ...]:
+    earlier = {each.tier: each for each in before}
+    none = TierRead("", 0, 0)
+    changes = (
+        TierRead(
+            each.tier,
+            each.objects - earlier.get(each.tier, none).objects,
+            each.size_bytes - earlier.get(each.tier, none).size_bytes,
+        )
+        for each in after
+    )
+    return tuple(each for each in changes if each.objects > 0)
+
+
+@contextmanager
+def _named(source: str) -> Iterator[None]:
+    """Whatever is wrong with a source becomes one error that names it."""
+    try:
+        yield
+    except BadImageError:
+        raise
+    except NagaraError as error:
+        where = f"{source}: {error.where}" if error.where else source
+        raise BadImageError(error.what, where=where, hint=error.hint) from error
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
+        raise BadImageError(what, where=source) from error

@@ -1,0 +1,75 @@
+"""What is measured of demand: arrivals of claims and ends of leases, by class. Pure."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from nagara.pool.buffer import MEAN_HALF_LIFE_S, WINDOW_S, ArrivalMeter
+from nagara.pool.demandclass import DemandClass
+from nagara.pool.ledger import wanted_document, wanted_from
+
+
+class Meters:
+    """Arrivals of claims and ends of leases, by class."""
+
+    def __init__(self) -> None:
+        self._meters: dict[DemandClass, ArrivalMeter] = {}
+        self._returns: dict[DemandClass, ArrivalMeter] = {}
+        self._held: dict[DemandClass, float] = {}  # mean, following like the returns' own
+
+    def claimed(self, wanted: DemandClass, now_s: float) -> None:
+        """One claim of the class arrived, served or not."""
+        meter = self._meters.get(wanted)
+        if meter is None:
+            meter = self._meters[wanted] = ArrivalMeter(now_s)
+        meter.add(wanted.devices, now_s)
+
+    def returned(self, wanted: DemandClass, now_s: float) -> None:
+        """A lease of the class ended."""
+        meter = self._returns.get(wanted)
+        if meter is None:
+            meter = self._returns[wanted] = ArrivalMeter(now_s)
+        meter.add(wanted.devices, now_s)
+
+    def share_returned(self, wanted: DemandClass, held: float, now_s: float) -> float:
+        """Share of the held devices that is given back per minute, as it has been of late.
+
+        To be asked once a minute: the mean of what is held is taken here.
+        """
+        meter = self._returns.get(wanted)
+        if meter is None:
+            return 0.0
+        meter.advance(now_s)
+        kept = 0.5 ** (WINDOW_S / MEAN_HALF_LIFE_S)
+        mean = self._held.get(wanted, held) * kept + held * (1 - kept)
+        self._held[wanted] = mean
+        return min(1.0, meter.rate() / mean) if mean > 0 else 0.0
+
+    def to_document(self, now_s: float) -> list[dict[str, Any]]:
+        """As JSON, in ages instead of readings of a clock."""
+        return [
+            {
+                "wanted": wanted_document(wanted),
+                "claims": meter.to_document(now_s),
+                "returns": None
+                if (returns := self._returns.get(wanted)) is None
+                else returns.to_document(now_s),
+                "held": self._held.get(wanted),
+            }
+            for wanted, meter in self._meters.items()
+        ]
+
+    def load(self, documents: list[dict[str, Any]], now_s: float) -> None:
+        """Takes over what an earlier process has counted."""
+        for document in documents:
+            wanted = wanted_from(document["wanted"])
+            self._meters[wanted] = ArrivalMeter.from_document(document["claims"], now_s)
+            if document["returns"] is not None:
+                self._returns[wanted] = ArrivalMeter.from_document(document["returns"], now_s)
+            if document["held"] is not None:
+                self._held[wanted] = document["held"]
+
+    def all(self, now_s: float) -> Iterable[tuple[DemandClass, ArrivalMeter]]:
+        """Every class ever claimed, up to date."""
+        for wanted, meter in self._meters.items():
+            meter.advance(now_s)
+            yield wanted, meter

@@ -1,0 +1,73 @@
+"""A small image as others publish them; its upper layer deletes what the lower one brought."""
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CONFIG = {"architecture": "amd64", "os": "linux", "config": {"Env": ["A=b"], "Cmd": ["run"]}}
+LAYER_KIND = "application/vnd.oci.image.layer.v1.tar+gzip"
+MANIFEST_KIND = "application/vnd.oci.image.manifest.v1+json"
+EXPECTED = {"etc/os": b"below", "etc/new": b"above"}
+
+
+def tar_of(files: Mapping[str, bytes]) -> bytes:
+    """An archive of plain files."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return raw.getvalue()
+
+
+LAYERS = (
+    tar_of({"etc/os": b"below", "gone": b"x"}),
+    tar_of({".wh.gone": b"", "etc/new": b"above"}),
+)
+
+
+def digest(raw: bytes) -> str:
+    """As OCI writes it."""
+    return "sha256:" + hashlib.sha256(raw).hexdigest()
+
+
+def blobs_of(layers: Sequence[bytes] = LAYERS) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Digest → blob, and the manifest's descriptor."""
+    packed = [gzip.compress(raw, mtime=0) for raw in layers]
+    config = json.dumps(
+        {**CONFIG, "rootfs": {"type": "layers", "diff_ids": [digest(raw) for raw in layers]}}
+    ).encode()
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_KIND,
+            "config": {
+                "mediaType": "application/vnd.oci.image.config.v1+json",
+                "digest": digest(config), "size": len(config),
+            },
+            "layers": [
+                {"mediaType": LAYER_KIND, "digest": digest(raw), "size": len(raw)} for raw in packed
+            ],
+        }
+    ).encode()  # fmt: skip
+    blobs = {digest(raw): raw for raw in (*packed, config, manifest)}
+    described = {"mediaType": MANIFEST_KIND, "digest": digest(manifest), "size": len(manifest)}
+    return blobs, described
+
+
+def write_layout(folder: Path, layers: Sequence[bytes] = LAYERS) -> Path:
+    """The image as an OCI layout in a new folder, tagged v1; returns the folder."""
+    blobs, manifest = blobs_of(layers)
+    (folder / "blobs/sha256").mkdir(parents=True)
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    manifest["annotations"] = {"org.opencontainers.image.ref.name": "v1"}
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
+    for name, raw in blobs.items():
+        (folder / "blobs" / name.replace(":", "/")).write_bytes(raw)
+    return folder
