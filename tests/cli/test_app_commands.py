@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from nagara.cli.logs import news
 from nagara.cli.main import main
+from nagara.contract.replica import FilesReport, TierRead
 from nagara.control.client import connect
 from nagara.control.control import Control, Ready
 from nagara.testing.fake_node import FakeNode
@@ -158,3 +159,36 @@ def test_following_prints_only_what_is_new() -> None:
     assert news(b"ab\n", b"ab\ncd\n") == b"cd\n"
     assert news(b"x" * 9000 + b"1\n", b"x" * 5000 + b"1\n2\n") == b"2\n"
     assert news(b"old\n", b"entirely other\n") == b"entirely other\n"
+
+
+def test_an_image_is_brought_at_deployment_and_the_version_names_its_tree(
+    nagara: Command, node: FakeNode, state: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "image.toml"
+    file.write_text('[app.smol]\nimage = "dir:/srv/app"\ncommand = ["x"]\n')
+    refused = nagara("deploy", str(file))
+    assert refused.exit_code == 2
+    assert "dir:/srv/app" in refused.stderr
+    assert "nothing is deployed" in nagara("apps").stderr
+
+    node.images["dir:/srv/app"] = "first.1"
+    node.files = FilesReport(
+        "dir", "lazy", 900, 2_000_000, 90, 1_000_000, 40, 500_000,
+        (TierRead("local", 50, 600_000), TierRead("zone", 40, 400_000)),
+    )  # fmt: skip
+    assert nagara("deploy", str(file)).exit_code == 0
+    assert call(state, "smol") == 200
+    (replica,) = node.live.values()
+    assert replica.order.spec.image_index == "first.1"
+    shown = " ".join(nagara("trace", "smol").stdout.split())
+    assert "dir image, 900 objects, 2 MB" in shown
+    assert "read 90 objects, 1 MB (50%)" in shown
+    assert "40 objects, 400 kB from zone" in shown
+    assert "40 objects, 500 kB ahead of need" in shown
+
+    assert nagara("deploy", str(file)).stdout.startswith("smol version 2")
+    assert len(node.live) == 1  # the same tree: its replicas stay
+    node.images["dir:/srv/app"] = "second.1"
+    assert nagara("deploy", str(file)).exit_code == 0
+    assert call(state, "smol") == 200
+    assert [each.order.spec.image_index for each in node.live.values()][-1] == "second.1"

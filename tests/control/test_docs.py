@@ -7,6 +7,7 @@ import pytest
 
 from nagara.control.api import Api
 from nagara.control.appfile import _TABLES, parse_apps
+from nagara.control.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "apps.md").read_text()
@@ -19,17 +20,27 @@ def test_the_examples_can_be_deployed() -> None:
     assert [[app.name for app in found] for found in apps] == [["smol"], ["files"]]
 
 
+def test_the_example_of_the_page_on_snapshots_can_be_deployed() -> None:
+    page = (ROOT / "docs" / "snapshots.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (app,) = parse_apps(example, "docs/snapshots.md")
+    assert [step.path for step in app.hooks.after] == [None, "/admin/resume"]
+    for preset in PRESETS:
+        assert f'"{preset}"' in PAGE, preset
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.toml")), ids=lambda p: p.name)
 def test_the_example_files_can_be_deployed(file: Path) -> None:
     assert parse_apps(file.read_text(), file.name)
 
 
 def test_every_key_is_documented() -> None:
+    plain = ("app.*", "canary", "snapshot", "before", "after")
     for table, model in _TABLES.items():
         for key in model.model_fields:
             if key in ("buffer", "scale", "limits", "timeouts"):
                 continue  # a table, or a key with no choice yet
-            name = key if table in ("app.*", "canary", "snapshot") else f"{table}.{key}"
+            name = key if table in plain else f"{table}.{key}"
             assert re.search(rf"\b{re.escape(name)}\b", PAGE), name
 
 

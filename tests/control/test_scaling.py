@@ -118,6 +118,17 @@ async def test_apps_that_share_a_slot_do_not_take_it_from_each_other_unasked(
 
 
 class TestCaptures:
+    async def test_what_the_machine_lacks_is_said_when_an_app_is_deployed(
+        self, stand: Any, text: Any
+    ) -> None:
+        stand.node.missing = ("criu 3.17 is too old: nagara needs 4.2",)
+        await stand.up()
+        (app,) = await stand.deploy(text())
+        assert app["capture"]["state"] == "off"
+        assert "cannot save replicas: criu 3.17 is too old" in app["capture"]["reason"]
+        (app,) = await stand.deploy(text(snapshot="false"))
+        assert "reason" not in app["capture"]
+
     async def test_a_plain_start_is_followed_by_a_capture_then_restored(
         self, stand: Any, text: Any, until: Any
     ) -> None:

@@ -22,6 +22,8 @@ class OneSlot:
         self.held: Lease | None = None
         self.epoch = 0
 
+    def expect(self, app: App) -> None: ...
+
     def claim(self, app: App) -> Lease | NoSlot:
         if self.held is not None:
             return NoSlot("all is taken", self.earliest_s)

@@ -2,7 +2,7 @@
 
 import logging
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from engine_server import serving
 
 from nagara.engine.engine import Engine
 from nagara.engine.events import TokenEvent
@@ -35,6 +36,17 @@ COMMON = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+
+GPT2 = {
+    "vocab_size": VOCAB,
+    "n_embd": 64,
+    "n_head": 4,
+    "n_layer": 3,
+    "n_positions": 512,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 2,
@@ -81,10 +93,7 @@ def family_config(family: str) -> transformers.PretrainedConfig:
     if family == "gemma":
         return transformers.GemmaConfig(**COMMON, head_dim=16)
     if family == "gpt2":
-        sizes = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 512}
-        return transformers.GPT2Config(
-            vocab_size=VOCAB, bos_token_id=1, eos_token_id=2, pad_token_id=2, **sizes
-        )
+        return transformers.GPT2Config(**GPT2)
     if family == "gpt-neox":
         return transformers.GPTNeoXConfig(**{**COMMON, "num_key_value_heads": 4})
     if family == "gemma2":
@@ -144,6 +153,13 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture(scope="session")
 def tiny(make_model: Callable[[str], Path]) -> Path:
     return make_model("llama")
+
+
+@pytest.fixture
+async def served(tiny: Path) -> AsyncIterator[str]:
+    """Where the engine's server with the tiny model answers."""
+    async with serving(tiny) as (_, url):
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,7 @@
 """OpenAI's own client works against the server; what it cannot do is refused in OpenAI's shape."""
 
-import asyncio
 import io
 import json
-import logging
 import os
 import signal
 import socket
@@ -12,55 +10,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import asynccontextmanager
 
 import openai
 import pytest
-from aiohttp import ClientSession, test_utils
-
-from nagara.engine.server import ModelServer, ServeSettings
-from nagara.engine.settings import EngineSettings
-
-
-@asynccontextmanager
-async def serving(folder, *, load=True, **engine):
-    settings = ServeSettings(
-        folder, 0, model_name="tiny", engine=EngineSettings(dtype="float32", **engine)
-    )
-    server = ModelServer(settings)
-    http = test_utils.TestServer(server.application(), handler_cancellation=True)
-    await http.start_server()
-    try:
-        if load:
-            await server.load()
-        yield server, str(http.make_url("/")).rstrip("/")
-    finally:
-        await asyncio.to_thread(server.close)
-        await http.close()
-
-
-@asynccontextmanager
-async def client_of(folder, **engine):
-    async with (
-        serving(folder, **engine) as (_, url),
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        yield client
-
-
-HELLO = [{"role": "user", "content": "the quick brown fox"}]
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-POINT = {
-    "type": "function",
-    "function": {
-        "name": "point",
-        "parameters": {
-            "properties": {"at": {"enum": ["here", "there"]}},
-            "required": ["at"],
-            "additionalProperties": False,
-        },
-    },
-}
+from aiohttp import ClientSession
+from engine_server import GOOD, HELLO, POINT, TOOL, client_of
 
 
 async def test_chat_whole_and_streamed_give_the_same_text(tiny):
@@ -135,9 +89,6 @@ async def test_a_request_that_names_no_model_means_the_one_there_is(served):
     async with ClientSession() as http, http.post(f"{served}/v1/completions", json=asked) as answer:
         assert answer.status == 200
         assert (await answer.json())["model"] == "tiny"
-
-
-GOOD = {"model": "tiny", "prompt": "the"}
 
 
 @pytest.mark.parametrize(
@@ -220,12 +171,6 @@ async def test_a_bad_chat_is_refused_with_its_parameter_named(served, more, para
             assert (await answer.json())["error"]["param"] == param
 
 
-@pytest.fixture
-async def served(tiny):
-    async with serving(tiny) as (_, url):
-        yield url
-
-
 async def test_a_body_of_ten_megabytes_is_refused(served):
     async with ClientSession() as http:
         data = io.BytesIO(b'{"prompt": "' + b"x" * 10_000_000)
@@ -238,79 +183,6 @@ async def test_null_counts_as_not_given_and_neutral_values_pass(served):
     body = {**GOOD, "stop": None, "echo": False, "logit_bias": None, "user": "me", "best_of": 1}
     async with ClientSession() as http, http.post(f"{served}/v1/completions", json=body) as answer:
         assert answer.status == 200
-
-
-async def test_before_a_first_token_everything_answers_503(tiny):
-    async with serving(tiny, load=False) as (server, url), ClientSession() as http:
-        for path in ("/health", "/v1/models"):
-            async with http.get(url + path) as answer:
-                assert answer.status == 503
-                assert (await answer.json())["error"]["code"] == "loading"
-        await server.load()
-        async with http.get(f"{url}/health") as answer:
-            assert answer.status == 200
-
-
-async def test_what_is_refused_is_refused_with_its_status_also_when_streaming(served):
-    pytest.importorskip("llguidance", reason="structured output needs llguidance")
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
-    body = {"model": "tiny", "messages": HELLO, "response_format": form, "stream": True}
-    where = f"{served}/v1/chat/completions"
-    async with ClientSession() as http, http.post(where, json=body) as answer:
-        assert answer.status == 400
-        assert (await answer.json())["error"]["param"] == "response_format"
-
-
-async def test_too_many_at_once_are_told_so_also_when_streaming(tiny):
-    async with (
-        serving(tiny, max_concurrency=1, max_waiting=1) as (server, url),
-        ClientSession() as http,
-    ):
-        body = {"model": "tiny", "prompt": "the", "max_tokens": 400, "n": 3, "ignore_eos": True}
-        for stream in (True, False):
-            async with http.post(
-                f"{url}/v1/completions", json={**body, "stream": stream}
-            ) as answer:
-                assert answer.status == 429
-                assert (await answer.json())["error"]["code"] == "overloaded"
-        # nothing of them is still computed
-        short = {"model": "tiny", "prompt": "the", "max_tokens": 1, "n": 2}
-        async with http.post(f"{url}/v1/completions", json=short) as answer:
-            assert answer.status == 200
-        assert server.engine.stats().running == 0
-
-
-async def test_a_server_whose_engine_has_failed_says_so(tiny, monkeypatch):
-    logging.getLogger("nagara.engine").setLevel(logging.CRITICAL)
-
-    def fail(_):
-        raise RuntimeError("the device is gone")
-
-    async with serving(tiny) as (server, url), ClientSession() as http:
-        monkeypatch.setattr(server.engine._model, "forward", fail)
-        async with http.post(f"{url}/v1/completions", json=GOOD) as answer:
-            assert answer.status == 500
-        async with http.get(f"{url}/health") as answer:
-            assert answer.status == 503
-            assert "device is gone" in (await answer.json())["error"]["message"]
-        assert "device is gone" in str(await server.failed())
-
-
-async def test_a_client_that_goes_away_ends_its_request(tiny):
-    async with serving(tiny, max_concurrency=1) as (_, url), ClientSession() as http:
-        body = {"model": "tiny", "prompt": "the", "max_tokens": 500, "ignore_eos": True}
-        for stream in (True, False):
-            asked = http.post(f"{url}/v1/completions", json={**body, "stream": stream})
-            if stream:
-                async with asked as answer:
-                    await answer.content.readline()
-            else:
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(asked, 0.05)
-            # The only place is free again: another request is answered before 500 tokens are made
-            short = {"model": "tiny", "prompt": "the", "max_tokens": 1}
-            async with http.post(f"{url}/v1/completions", json=short) as answer:
-                assert answer.status == 200
 
 
 async def test_a_text_and_a_conversation_can_be_tokenized_and_back(served):

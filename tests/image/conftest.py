@@ -2,25 +2,30 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nagara.image.content_writer import ContentWriter
 from nagara.image.folder_import import import_folder
-from nagara.image.images import Added, add_image
-from nagara.image.mounting import ImageMounts, Method
+from nagara.image.images import Added, add_image, find_image
+from nagara.image.mounting import ImageMounts, Method, MountedImage
 from nagara.image.mounts import mount_points, unmount_tree
 from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.kept_descriptors import KeptDescriptors
 from nagara.store.configured import open_folder, open_store
 from nagara.store.local import ObjectFolder
+from nagara.store.moving import push
 from nagara.store.store import Store
+from nagara.store.tier import FolderTier
+from nagara.testing.origin import Origin, running_origin
 
 
 @pytest.fixture
@@ -80,11 +85,39 @@ class Machine:
             tree = import_folder(source, writer)
         return add_image(self.store(), name, tree, f"dir:{source}", new=writer.new)
 
+    def show(self, target: Path, name: str = "image", **options: Any) -> MountedImage:
+        """Mounts an image that this machine or a tier knows, for everybody to see."""
+        target.mkdir(parents=True, exist_ok=True)
+        image = find_image(self.store(), name)
+        mounted = self.mounts.mount("default", image, str(target), **options)
+        self.mounts.mount_at(mounted, target)
+        return mounted
+
     def daemon_pid(self, tenant: str = "default") -> int:
         return int(self.mounts.lazy_layer(tenant).ask({"op": "ping"})["pid"])
 
 
 MachineMaker = Callable[..., Machine]
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Origin]:
+    """An origin that machines can have as their tier."""
+    (tmp_path / "far").mkdir()
+    with running_origin(tmp_path / "far") as origin:
+        yield origin
+
+
+@pytest.fixture
+def publish(make_machine: Callable[..., Machine], far: Origin) -> Callable[[Path], Machine]:
+    """Imports a folder on one machine and gives another one that finds it at the origin."""
+
+    def to_another(source: Path) -> Machine:
+        maker = make_machine("maker")
+        push(maker.store(), FolderTier(far.root, "default"), maker.add(source).image.to_root())
+        return make_machine("other", json.dumps({"tiers": [{"kind": "http", "url": far.url}]}))
+
+    return to_another
 
 
 @pytest.fixture

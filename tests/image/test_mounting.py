@@ -25,7 +25,7 @@ from nagara.store.errors import FullError
 from nagara.store.moving import push
 from nagara.store.tier import FolderTier
 from nagara.testing.objects import noise
-from nagara.testing.origin import Behaviour, Origin, running_origin
+from nagara.testing.origin import Behaviour, Origin
 from nagara.testing.random_trees import make_folder
 from nagara.testing.trees import listing
 
@@ -56,13 +56,6 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def far(tmp_path: Path) -> Any:
-    (tmp_path / "far").mkdir()
-    with running_origin(tmp_path / "far") as origin:
-        yield origin
-
-
 def settings_for(origin: Origin) -> str:
     return json.dumps({"tiers": [{"kind": "http", "url": origin.url}]})
 
@@ -76,11 +69,7 @@ def publish(make_machine: MachineMaker, source: Path, far: Origin) -> Any:
 
 
 def show(machine: Any, target: Path, name: str = "image", **options: Any) -> Any:
-    target.mkdir(parents=True, exist_ok=True)
-    image = find_image(machine.store(), name)
-    mounted = machine.mounts.mount("default", image, str(target), **options)
-    machine.mounts.mount_at(mounted, target)
-    return mounted
+    return machine.show(target, name, **options)
 
 
 @pytest.mark.parametrize("layer", ["lazy from afar", "lazy", "local"])

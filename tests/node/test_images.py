@@ -100,7 +100,7 @@ def mounts_of(yard: Any) -> ImageMounts:
 
 async def settled(yard: Any) -> None:
     """What a start leaves for later is done."""
-    await asyncio.gather(*yard.node._leisure)
+    await yard.node._leisure.ended()
 
 
 async def test_a_replica_sees_its_image_and_nothing_of_the_machine(imaged, tree):
@@ -327,3 +327,33 @@ async def test_one_tenant_cannot_name_anothers_image(imaged, source):
     with pytest.raises(BadImageError):
         await imaged.start(spec)
     assert imaged.leftovers() == []
+
+
+async def test_without_root_an_image_is_copied_and_is_a_plain_processs_root(
+    make_yard, tree, source, data
+):
+    yard = make_yard(with_tools=False)
+    shutil.copytree(data, yard.state / "models/data")
+    try:
+        await yard.open_process_node()
+        model = ModelMount("data", "sha256:0123456789abcdef")
+        order = ImageOrder("default", "obedient", source, (model,))
+        index = (await yard.node.bring_image(order)).index
+        spec = yard.spec(image=source, image_index=index, models=(model,))
+        started = [await yard.start(spec) for _ in range(2)]
+        assert {each.files.way for each in started} == {"copy"}
+        for each in started:
+            seen = await yard.tell(
+                each.replica,
+                "import os, shutil; open('/srv-own', 'x').close();"
+                " answer = [shutil.which('python'),"
+                " os.path.exists('/var/lib/dpkg'), open('/models/data/small').read(5)]",
+            )
+            assert seen == [str(tree / "venv/bin/python"), False, "small"]
+        await yard.stop(*(each.replica for each in started))
+        assert mounts_of(yard).pins() == []
+        await yard.close()
+        assert yard.leftovers() == []
+    finally:
+        await yard.close()
+        yard.force_away()

@@ -202,14 +202,32 @@ except OSError as error:
     await shared.stop(report.replica)
 
 
-async def test_connections_among_the_replicas_own_processes_are_not_complained_of(shared, caplog):
+async def test_connections_among_the_replicas_own_processes_are_closed_but_not_complained_of(
+    shared, caplog
+):
     first = """
 import socket
 listening = socket.create_server(("127.0.0.1", 9998))
 one = socket.create_connection(("127.0.0.1", 9998)); other, _ = listening.accept()
+one.sendall(b"before"); assert other.recv(6) == b"before"
 """
-    assert (await shared.capture(shared.spec(app="inner", env={"FIRST": first}))).reason is None
+    spec = shared.spec(app="inner", env={"FIRST": first})
+    assert (await shared.capture(spec)).reason is None
     assert "leads out" not in caplog.text
+    report = await shared.start(spec)
+    assert (report.kind, report.fallback) == (StartKind.RESTORED, None)
+    code = """
+def received(end):
+    try:
+        return end.recv(1).decode()
+    except OSError:
+        return ""
+answer = [received(one), received(other)]
+again = socket.create_connection(("127.0.0.1", 9998)); listening.accept()[0].sendall(b"new")
+answer.append(again.recv(3).decode())
+"""
+    assert await shared.tell(report.replica, code) == ["", "", "new"]
+    await shared.stop(report.replica)
 
 
 async def test_a_mapped_file_of_the_root_that_lost_one_of_its_names(shared):

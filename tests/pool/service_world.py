@@ -52,6 +52,7 @@ class FakeAgent:
     clock: JumpingClock
     fence_: Fence = field(default_factory=Fence)
     is_cut_off: bool = False
+    is_hung: bool = False
     outcome: Outcome = Outcome.PASS
     ended: list[str] = field(default_factory=list)
     events: list[DeviceEvent] = field(default_factory=list)
@@ -59,17 +60,19 @@ class FakeAgent:
     is_answer_lost: bool = False
     asked: list[CheckKind] = field(default_factory=list)
 
-    def _reached(self) -> None:
+    async def _reached(self) -> None:
+        if self.is_hung:
+            await asyncio.Event().wait()
         if self.is_cut_off:
             raise MachineUnreachableError("cut off")
 
     async def check(self, kind: CheckKind) -> HealthReport:
-        self._reached()
+        await self._reached()
         self.asked.append(kind)
         return HealthReport(kind, (CheckResult("disk", self.outcome, "canned"),))
 
     async def vitals(self, heard: str) -> Vitals:
-        self._reached()
+        await self._reached()
         self.rounds += 1
         if self.is_answer_lost:
             raise MachineUnreachableError("its answer was lost")
@@ -77,12 +80,12 @@ class FakeAgent:
         return Vitals(self.rounds, tuple(new), (), str(len(self.events)))
 
     async def renew(self, renewals: tuple[Renewal, ...]) -> RenewalAnswer:
-        self._reached()
+        await self._reached()
         now_s = self.clock.monotonic_s()
         return RenewalAnswer(now_s, self.fence_.renew(renewals, now_s))
 
     async def fence(self, slot: str, epoch: int) -> None:
-        self._reached()
+        await self._reached()
         self.ended += self.fence_.raise_to(slot, epoch)
 
 

@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from nagara.pool.buffer import ArrivalMeter, critical_ratio, reserve
+from nagara.pool.buffer import ArrivalMeter, reserve
 from nagara.pool.simulate.claims import DemandShape, dispersion, generate
 
 
@@ -60,8 +60,3 @@ def test_more_service_never_means_less_reserve(
 ) -> None:
     more = reserve(arrivals, spread, min(0.9999, service + 0.0005))
     assert more >= reserve(arrivals, spread, service) - 1e-9 >= -1e-9
-
-
-def test_a_dear_shortage_asks_for_more_service() -> None:
-    assert critical_ratio(99.0, 1.0) == 0.99
-    assert critical_ratio(1.0, 1.0) == 0.5

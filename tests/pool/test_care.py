@@ -126,12 +126,17 @@ def test_a_machine_whose_monitor_is_stuck_gets_no_new_leases_until_it_speaks_aga
     machine = core.table.named(name)
     care.watch(core, 30.0, 0.0)
     care.seen(core, name, Vitals(1, (), ()), 30.0)
-    assert care.watch(core, 30.0, 60.0) == []
+    care.watch(core, 30.0, 60.0)
+    assert not machine.is_kept_out
     care.seen(core, name, Vitals(1, (), ()), 120.0)
-    assert care.watch(core, 30.0, 121.0) == [f"monitor of {name}"]
+    care.watch(core, 30.0, 121.0)
+    for second in (121.0, 122.0):
+        care.look_for_stuck(second)
+    assert [one for one in care.alerts if f"monitor of {name}" in one] == care.alerts
+    assert len(care.alerts) == 1
     assert machine.is_kept_out
     care.seen(core, name, Vitals(2, (), ()), 150.0)
-    assert care.watch(core, 30.0, 151.0) == []
+    care.watch(core, 30.0, 151.0)
     assert not machine.is_kept_out
     core.keep_out(name, "Xid 9999")
     care.watch(core, 30.0, 300.0)
@@ -175,7 +180,7 @@ def test_a_machine_that_is_kept_out_comes_back_by_passing_diagnostics_once_empty
 
 def test_when_many_are_kept_out_few_are_diagnosed_at_once() -> None:
     (core, names), care = ready_core(40), Care()
-    for name in names:
+    for name in names[:8]:
         care.device_event(core, name, DeviceEvent(9999, "0000:3b:00", ""), 1.0)
     for _ in range(3):
         care.look_at_schedule(core, 0.0, 2.0)
@@ -184,7 +189,30 @@ def test_when_many_are_kept_out_few_are_diagnosed_at_once() -> None:
         core.checked(check, 3.0, None)
     care.look_at_schedule(core, 0.0, 4.0)
     assert states(core).count(MachineState.DIAGNOSING) == 2
-    assert sum(one.is_kept_out for one in core.table) == 38
+    assert sum(one.is_kept_out for one in core.table) == 6
+
+
+def test_a_code_that_nobody_knows_on_every_machine_does_not_close_the_pool() -> None:
+    (core, names), care = ready_core(10), Care()
+    for name in names:
+        care.device_event(core, name, DeviceEvent(9999, "0000:3b:00", ""), 1.0)
+    assert sum(one.is_kept_out for one in core.table) == 2
+    assert "check is suspect" in care.alerts[-1]
+    care.device_event(core, names[9], DeviceEvent(79, "0000:3b:00", ""), 2.0)
+    assert core.table.named(names[9]).is_kept_out
+
+
+def test_heavy_diagnostics_come_weekly_however_often_nagara_is_restarted() -> None:
+    (core, (name,)), care, now_s = ready_core(1), Care(), 0.0
+    care.look_at_schedule(core, 0.0, now_s)
+    for _ in range(7):
+        assert checks(core) == []
+        kept = care.to_document(now_s + 80_000.0)
+        care, now_s = Care(), 5.0  # a new process, and another boot of its host
+        care.load(kept, now_s, 10_000.0)
+        care.look_at_schedule(core, 0.0, now_s)
+    (check,) = checks(core)
+    assert (check.name, check.kind) == (name, CheckKind.HEAVY)
 
 
 def test_a_machine_whose_monitor_stays_silent_is_diagnosed_too() -> None:

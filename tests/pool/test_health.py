@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,12 +14,21 @@ from nagara.contract.machine import (
 )
 from nagara.pool.health import cpu, cuda, kernellog, nvidia
 from nagara.pool.health import round as round_
+from nagara.pool.health.care import Care
+from nagara.pool.health.kinds import unexpected
 from nagara.pool.health.machine import check_machine, required
 from nagara.pool.health.monitor import Monitor
-from nagara.pool.health.round import CannotRunError, HealthCheck, UnhealthyError, run_round
+from nagara.pool.health.round import (
+    CannotRunError,
+    HealthCheck,
+    UnhealthyError,
+    result_of,
+    run_round,
+)
 from nagara.pool.health.verdict import failure
 from nagara.pool.health.xid import Action, XidPolicy, find_xids
 from nagara.testing.fake_nvml import FakeNvml
+from nagara.testing.pools import a_core, an_offering, make_ready
 
 # -- verdicts: a check that did not run is no pass -------------------------------------------
 
@@ -95,6 +105,18 @@ async def test_a_boot_round_ends_in_time_however_many_of_its_checks_hang(
     assert "round's 0.1 s" in done.results[-1].detail
 
 
+def test_a_process_can_end_while_a_check_of_it_hangs() -> None:
+    code = (
+        "import asyncio, time\n"
+        "from nagara.contract.machine import CheckKind\n"
+        "from nagara.pool.health.round import HealthCheck, run_round\n"
+        "hangs = HealthCheck('hangs', lambda: str(time.sleep(3600)), 0.05)\n"
+        "print(asyncio.run(run_round(CheckKind.BOOT, [hangs])).results[0].outcome)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.returncode) == ("fail", 0)
+
+
 async def test_thorough_rounds_take_as_long_as_their_checks_may(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -142,11 +164,11 @@ def test_a_wall_clock_of_the_past_fails(monkeypatch: pytest.MonkeyPatch) -> None
 
 # -- devices ---------------------------------------------------------------------------------
 
-EXPECTED = nvidia.Expected(8, "h100", "550.54")
+OFFERED = an_offering(devices=8, type="H100-80GB")
 
 
-async def outcomes(nvml: FakeNvml, expected: nvidia.Expected | None = EXPECTED) -> dict[str, str]:
-    done = await run_round(CheckKind.BOOT, nvidia.checks(nvml, expected))
+async def outcomes(nvml: FakeNvml) -> dict[str, str]:
+    done = await run_round(CheckKind.BOOT, nvidia.checks(nvml))
     return {one.name: f"{one.outcome}: {one.detail}" for one in done.results}
 
 
@@ -163,12 +185,13 @@ async def test_healthy_devices_pass() -> None:
         ({"remap_failed": True}, "device memory errors", "remapping a memory row failed"),
         ({"throttle_reasons": 0x40}, "temperature and throttling", "thermal slow-down"),
         ({"temperature_c": 95}, "temperature and throttling", "95 °C"),
-        ({"name": "NVIDIA A100"}, "devices", "expected h100"),
+        ({"sm_clock_mhz": 210}, "clocks", "210 of 1980 MHz"),
     ],
 )
 async def test_a_fault_of_one_device_is_found(
-    changes: dict[str, object], check: str, text: str
+    changes: dict[str, object], check: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nvidia, "CLOCK_PAUSE_S", 0.0)
     nvml = FakeNvml()
     nvml.change(5, **changes)
     seen = await outcomes(nvml)
@@ -176,9 +199,59 @@ async def test_a_fault_of_one_device_is_found(
     assert text in seen[check]
 
 
-async def test_missing_lost_and_old_are_found() -> None:
-    assert "7 devices, expected 8" in (await outcomes(FakeNvml(7)))["devices"]
-    assert "older than" in (await outcomes(FakeNvml(version="535.1")))["driver"]
+async def test_an_idle_device_may_be_slow_and_one_that_speeds_up_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = FakeNvml(2)
+    nvml.change(0, sm_clock_mhz=210, throttle_reasons=1)
+    nvml.change(1, sm_clock_mhz=210)
+    monkeypatch.setattr(nvidia.time, "sleep", lambda _: nvml.change(1, sm_clock_mhz=1900))
+    assert (await outcomes(nvml))["clocks"].startswith("pass")
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "why"),
+    [
+        (8, "NVIDIA H100 80GB HBM3", None),
+        (9, "NVIDIA H100 80GB HBM3", None),
+        (7, "NVIDIA H100 80GB HBM3", "expected 8"),
+        (8, "NVIDIA H1000", "expected H100-80GB"),
+        (8, "NVIDIA A100-SXM4-80GB", "expected H100-80GB"),
+    ],
+)
+async def test_devices_must_be_those_that_were_offered(
+    count: int, name: str, why: str | None
+) -> None:
+    nvml = FakeNvml(count)
+    nvml.change(0, name=name)
+    report = await run_round(CheckKind.BOOT, nvidia.checks(nvml))
+    assert failure(report, nvidia.REQUIRED) is None
+    found = unexpected(report, OFFERED)
+    assert (found is None) if why is None else (why in str(found))
+    assert unexpected(report, an_offering(devices=99, type="cpu")) is None
+    assert unexpected(report, an_offering(devices=2, type="our-box")) is None
+
+
+def bandwidth(gb_s: float) -> HealthReport:
+    result = CheckResult(cuda.BANDWIDTH, Outcome.PASS, f"{gb_s} GB/s", figure=gb_s)
+    return HealthReport(CheckKind.BOOT, (result,))
+
+
+def test_a_machine_must_not_be_slower_than_others_of_its_kind() -> None:
+    care, core = Care(), a_core()
+    names = [make_ready(core, an_offering("a", type="h100")) for _ in range(5)]
+    machines = [core.table.named(name) for name in names]
+    none: frozenset[str] = frozenset()
+    for machine, rate in zip(machines[:3], (55.0, 54.0, 20.0), strict=True):
+        assert care.judge(machine, bandwidth(rate), none) is None  # nothing to compare with
+    assert "less than 90 %" in str(care.judge(machines[3], bandwidth(48.0), none))
+    assert care.judge(machines[3], bandwidth(49.0), none) is None
+    other = core.table.named(make_ready(core, an_offering("b", type="l4")))
+    assert care.judge(other, bandwidth(12.0), none) is None
+    assert "less than 90 %" in str(care.judge(machines[2], bandwidth(20.0), none))
+
+
+async def test_lost_devices_are_found() -> None:
     lost = FakeNvml()
     lost.lost = "a device does not answer: GPU is lost"
     assert all(
@@ -189,7 +262,7 @@ async def test_missing_lost_and_old_are_found() -> None:
 async def test_devices_that_do_not_count_errors_say_nothing_of_them() -> None:
     nvml = FakeNvml(1)
     nvml.change(0, ecc_uncorrected=None, remap_failed=None, remap_pending=None)
-    seen = await outcomes(nvml, None)
+    seen = await outcomes(nvml)
     assert seen["device memory errors"].startswith("did not run")
 
 
@@ -284,7 +357,7 @@ class FakeCuda:
                 return 719
             if name == "cuDeviceGetCount":
                 arguments[0]._obj.value = self.count  # type: ignore[attr-defined]
-            if name == "cuMemcpyDtoH_v2":
+            if name == "cuMemcpyDtoH_v2" and hasattr(arguments[0], "__len__"):
                 for at in range(len(arguments[0])):  # type: ignore[arg-type]
                     arguments[0][at] = 0 if self.wrong else at  # type: ignore[index]
             return 0
@@ -297,6 +370,33 @@ def test_a_kernel_runs_on_every_device_and_everything_is_given_back() -> None:
     assert cuda.probe(driver) == 3
     for name in ("cuLaunchKernel", "cuMemFree_v2", "cuDevicePrimaryCtxRelease_v2"):
         assert driver.calls.count(name) == 3
+
+
+def test_the_slowest_copy_of_any_device_is_what_counts() -> None:
+    driver = FakeCuda(2)
+    # Of eight copies a device, four to it and four from it, the best of each way.
+    took_s = iter([9, 2, 2, 2, 9, 1, 1, 1, 9, 1, 1, 1, 9, 4, 9, 9])
+    now_s, is_begin = 0.0, True
+
+    def clock() -> float:
+        nonlocal now_s, is_begin
+        now_s += 0.0 if is_begin else next(took_s)
+        is_begin = not is_begin
+        return now_s
+
+    assert cuda.measure(driver, clock) == pytest.approx((64 << 20) / 4 / 1e9)
+    for name in ("cuMemFree_v2", "cuMemFreeHost", "cuDevicePrimaryCtxRelease_v2"):
+        assert driver.calls.count(name) == 2
+    with pytest.raises(cuda.DriverError, match="no device"):
+        cuda.measure(FakeCuda(0))
+
+
+def test_a_figure_that_was_measured_is_told_with_its_check() -> None:
+    answer = (sys.executable, "-c", "print('{\"slowest_gb_s\": 52.125}')")
+    result = result_of(cuda.bandwidth_check(answer))
+    assert (result.outcome, result.figure) == (Outcome.PASS, 52.125)
+    broken = (sys.executable, "-c", "print('{}')")
+    assert result_of(cuda.bandwidth_check(broken)).outcome is Outcome.DID_NOT_RUN
 
 
 @pytest.mark.parametrize("name", ["cuInit", "cuMemAlloc_v2", "cuLaunchKernel", "cuCtxSynchronize"])

@@ -77,19 +77,23 @@ async def test_a_machine_that_vanishes_is_replaced_and_its_leases_are_reported()
 async def test_a_bad_machine_never_gets_a_lease() -> None:
     async with a_world() as world:
         assert isinstance(world.service.claim(APP, ANY), NoSlot)
-        bad: set[str] = set()
-        for _ in range(24):
-            await world.pass_s(10)
-            for name, agent in world.agents.items():
-                if not bad:
-                    bad.add(name)
-                agent.outcome = Outcome.FAIL if name in bad else Outcome.PASS
-        await world.pass_s(600)
-        ready = {one.name for one in world.service.core.table}
-        assert world.service.figures().level >= 3
-        first_checked = next(iter(bad))
-        machine = world.service.core.table.get(first_checked)
-        assert machine is None or machine.state is not MachineState.CHECKING or ready
+        bad, seen = "", set()
+        for _ in range(120):
+            await world.pass_s(5)
+            for machine in world.service.core.table:
+                if not bad:  # ordered, not yet checked
+                    bad = machine.name
+                    world.agents[bad] = FakeAgent(world.clock, outcome=Outcome.FAIL)
+                if machine.name == bad:
+                    seen.add(machine.state)
+        assert MachineState.READY not in seen
+        assert MachineState.RELEASING in seen
+        assert bad not in world.service.core.table
+        level = world.service.figures().level
+        assert level >= 3
+        granted = [await claimed(world) for _ in range(level)]
+        assert bad not in {one.machine for one in granted}
+        assert isinstance(world.service.claim(APP, ANY), NoSlot)
 
 
 async def test_a_provider_always_out_of_stock_is_asked_ever_more_rarely() -> None:
@@ -244,7 +248,7 @@ async def test_a_replica_that_failed_for_its_device_has_its_machine_looked_at() 
     async with a_world() as world:
         await filled(world)
         granted = await claimed(world)
-        world.service.replica_failed(granted.machine, "illegal memory access")
+        world.service.replica_failed(granted.lease, "app", "it wrote: GPU is lost")
         assert MachineState.DRAINING in world.states()
         world.agents[granted.machine].outcome = Outcome.FAIL
         await world.service.fence(granted.lease)

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from nagara.base.errors import NagaraError
 from nagara.base.units import format_bytes
+from nagara.cli.deploy import imports_shown
 from nagara.cli.example_app import can_be_image, engine_app, own_image
 from nagara.cli.instance import Instance, Reply, own_instance
 from nagara.cli.settings import Settings
@@ -103,7 +104,8 @@ def _deploy(instance: Instance, facts: dict[str, Any]) -> None:
         instance.admin.deploy(engine_app(_APP, _APP), "demo")
         return
     begun_s = time.monotonic()
-    with _step("bringing the Python environment and the model into the store as images"):
+    _console.print("bringing the Python environment and the model into the store as images")
+    with imports_shown(instance.admin):
         instance.admin.deploy(engine_app(_APP, _APP, image=own_image()), "demo")
     _console.print(f"image: {own_image()}, in the store after {time.monotonic() - begun_s:.1f} s")
 

@@ -1,12 +1,17 @@
 """`nagara deploy`: adds or replaces the apps of an app file in the running nagara."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from nagara.base.errors import UsageError
+from nagara.base.errors import NagaraError, UsageError
 from nagara.cli.settings import Settings
-from nagara.control.client import connect
+from nagara.control.client import ControlClient, connect
+
+_POLL_S = 1.0
 
 
 @click.command()
@@ -15,15 +20,38 @@ from nagara.control.client import connect
 def deploy(settings: Settings, file: Path) -> None:
     """Add or replace the apps of an app FILE (TOML).
 
-    All apps of the file are checked first; if one is wrong, nothing changes.
+    All apps of the file are checked first; if one is wrong, nothing changes. Images are brought
+    into the store meanwhile: how far that is, is shown on standard error.
     """
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot be read: {error}", where=str(file)) from error
     client = connect(settings.state)
-    for app in client.deploy(text, str(file)):
+    with imports_shown(client):
+        apps = client.deploy(text, str(file))
+    for app in apps:
         click.echo(f"{app['name']} version {app['version']}: {client.url}/{app['name']}/")
-        capture = app["capture"]
-        if capture["state"] == "off" and capture.get("reason"):
-            click.echo(f"{app['name']}: every start is a plain one: {capture['reason']}", err=True)
+
+
+@contextmanager
+def imports_shown(client: ControlClient) -> Iterator[None]:
+    """Meanwhile tells about the images that are on their way."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(_POLL_S):
+            try:
+                lines = client.status()["bringing"]
+            except NagaraError:
+                return  # the deployment itself will say what is wrong
+            for line in lines:
+                click.echo(line, err=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()

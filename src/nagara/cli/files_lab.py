@@ -4,6 +4,7 @@ A *machine* here is a state folder of its own with its own keeper, daemon and mo
 has never seen an object. The origin is a process of its own with a set latency. Needs root.
 """
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -24,14 +25,13 @@ from nagara.image.images import Image, add_image, find_image
 from nagara.image.mounting import ImageMounts, MountedImage
 from nagara.image.mounts import unmount_if_mounted
 from nagara.node.image_mounts import daemon_command
+from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.kept_descriptors import KeptDescriptors
 from nagara.store.configured import open_folder, open_store
 from nagara.store.local import DEFAULT_TENANT
 from nagara.store.moving import push
 from nagara.store.store import Store
 from nagara.store.tier import FolderTier
-
-_START_S = 20.0
 
 
 class Origin:
@@ -152,18 +152,12 @@ class Lab:
 def opened_lab(folder: Path) -> Iterator[Lab]:
     """The lab below `folder`; nothing of it is left afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
-    socket = folder / "keeper.sock"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nagara.sandbox.keeper", str(socket)], stdin=subprocess.DEVNULL
-    )
-    deadline_s = time.monotonic() + _START_S
-    while not socket.exists() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    keeper = KeeperClient(folder / "keeper.sock")
+    asyncio.run(keeper.ensure())
     try:
-        yield Lab(folder, socket)
+        yield Lab(folder, folder / "keeper.sock")
     finally:
-        process.kill()
-        process.wait()
+        asyncio.run(keeper.shutdown())  # it is nobody's child
         shutil.rmtree(folder, ignore_errors=True)
 
 

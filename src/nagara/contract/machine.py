@@ -124,6 +124,7 @@ class CheckResult:
     outcome: Outcome
     detail: str = ""
     elapsed_s: float = 0.0
+    figure: float | None = None  # what was counted or measured, to be compared with others
 
 
 @dataclass(frozen=True, slots=True)

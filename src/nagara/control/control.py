@@ -245,7 +245,8 @@ def _server(gateway: Gateway, api: Api) -> web.ServerRunner:
     """
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        if request.raw_path.startswith("/api/") and gateway.app_of_host(request) is None:
+        is_api = request.raw_path.startswith("/api/") or request.raw_path == "/metrics"
+        if is_api and gateway.app_of_host(request) is None:
             return await api.handle(request)
         return await gateway.handle(request)
 

@@ -66,6 +66,7 @@ class Fleet:
         self._tasks = tasks
         self._supply = Supply(lending, self._freeing, self._make_room)
         self.hand_on = self._supply.hand_on  # slots may have become free
+        self._lending = lending
         self.captures = Captures(node, self._supply, state, self.mounts, clock, self._tasks.spawn)
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._all: dict[str, tuple[Service, Replica]] = {}
@@ -123,9 +124,12 @@ class Fleet:
         """Takes an app's new version into use; replicas of another definition are drained."""
         service = self.services.get(app.name)
         if service is None:
-            return self._new_service(app, version)
+            service = self._new_service(app, version)
+            await self.captures.load(service)
+            return service
         is_same = service.app.definition == app.definition
         service.app, service.version = app, version
+        self._lending.expect(app)
         service.failures.count = 0
         await self.captures.redeployed(service, is_same=is_same)
         if is_same:
@@ -185,6 +189,7 @@ class Fleet:
         dispatcher = Dispatcher(self._clock, want, lambda: service.queue_s(), failed)
         service = Service(app, version, dispatcher)
         self.services[app.name] = service
+        self._lending.expect(app)
         return service
 
     # -- orders ----------------------------------------------------------------------------
@@ -278,6 +283,8 @@ class Fleet:
     def _route(self, service: Service, replica: Replica, start_s: float) -> None:
         replica.on(ReplicaEvent.READY)
         replica.ready_s = self._clock.monotonic_s()
+        if replica.lease is not None:
+            self._lending.ready(replica.lease)
         service.recent_starts_s.append(start_s)
         service.dispatcher.add(self._endpoint(service, replica.name, replica.ready_s, start_s))
 
@@ -295,12 +302,9 @@ class Fleet:
         started_s: float,
     ) -> None:
         self.captures.started(service, replica.app, report)
+        stages = with_unaccounted(waterfall.stages(), total_s)
         record = StartRecord(
-            replica=replica.name,
-            tenant=replica.app.tenant,
-            app=replica.app.name,
-            kind=report.kind,
-            stages=with_unaccounted(waterfall.stages(), total_s),
+            *(replica.name, replica.app.tenant, replica.app.name, report.kind, stages),
             total_s=total_s,
             started_s=started_s,
             fallback=report.fallback,
@@ -328,16 +332,15 @@ class Fleet:
         reason = error.what[-_REASON_CHARS:]
         _log.warning("%s: start failed: %s", replica.name, reason)
         service.failures.note(reason, self._clock.monotonic_s())
+        if replica.lease is not None:
+            self._lending.failed(replica.lease, replica.app, reason)
         self._nudge(service)
         # Its end must be certain before another gets the slot, also if the node was unreachable.
         await self._stop_surely(replica.name)
         await self._state.set_replica(replica.name, _S.FAILED, reason)
+        stages = with_unaccounted(waterfall.stages(), total_s)
         record = StartRecord(
-            replica=replica.name,
-            tenant=replica.app.tenant,
-            app=replica.app.name,
-            kind=None,
-            stages=with_unaccounted(waterfall.stages(), total_s),
+            *(replica.name, replica.app.tenant, replica.app.name, None, stages),
             total_s=total_s,
             started_s=started_s,
             error=reason,

@@ -29,6 +29,10 @@ class Lending:
     def __init__(self, pool: PoolService) -> None:
         self.pool = pool
 
+    def expect(self, app: App) -> None:
+        """The app is deployed: its replicas will want slots."""
+        self.pool.expect(wanted_by(app))
+
     def claim(self, app: App) -> Lease | NoSlot:
         """A slot for a replica, at once."""
         granted = self.pool.claim(Claimant(app.name), wanted_by(app), needs_of(app))
@@ -47,6 +51,14 @@ class Lending:
     def release(self, lease: Lease) -> None:
         """The replica is gone for certain."""
         self.pool.give_back(lease)
+
+    def failed(self, lease: Lease, app: App, reason: str) -> None:
+        """A replica under the lease could not start, or has ended by itself."""
+        self.pool.replica_failed(lease, app.name, reason)
+
+    def ready(self, lease: Lease) -> None:
+        """A replica under the lease serves."""
+        self.pool.replica_ready(lease)
 
     def adopt(self, lease: Lease, app: App) -> bool:
         """A replica of an earlier process goes on under its lease; False if it may not."""

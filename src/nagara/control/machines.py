@@ -29,6 +29,8 @@ from nagara.pool.machines import Machine
 from nagara.pool.service import PoolService
 
 RELISTEN_S = 2.0
+ANSWER_S = 5.0  # of an agent on another machine, for what it answers from memory
+STOP_S = 20.0  # beside the grace: a replica is cleared away
 
 _log = logging.getLogger(__name__)
 
@@ -92,14 +94,19 @@ class Machines:
         machine, lease = away
         if self._pool.is_present(lease):
             try:
-                await self._node(machine).stop(replica, grace_s=grace_s)
+                async with _within(STOP_S + grace_s, machine):
+                    await self._node(machine).stop(replica, grace_s=grace_s)
             except NodeUnavailableError:
                 self._pool.abandon(lease)
                 raise  # it is asked again until it answers, or the lease is over
         self._away.pop(replica, None)
 
     async def dial(self, replica: str) -> socket.socket:
-        return await self._of(replica).dial(replica)
+        away = self._away.get(replica)
+        if away is None:
+            return await self._own.dial(replica)
+        async with _within(ANSWER_S, away[0]):
+            return await self._node(away[0]).dial(replica)
 
     async def replicas(self) -> tuple[ReplicaStatus, ...]:
         """Those of machines that do not answer are told as last seen while their leases run."""
@@ -116,7 +123,8 @@ class Machines:
 
     async def _replicas_of(self, machine: Machine) -> tuple[ReplicaStatus, ...]:
         try:
-            statuses = await self._node(machine).replicas()
+            async with _within(ANSWER_S, machine):
+                statuses = await self._node(machine).replicas()
         except NodeError as error:
             _log.warning("%s does not say what it runs: %s", machine.name, error.what)
             known = self._last_seen.get(machine.name, ())
@@ -149,27 +157,26 @@ class Machines:
             await asyncio.gather(*listening.values(), return_exceptions=True)
 
     async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
-        if replica in self._away:
-            return await self._of(replica).logs(replica, tail_bytes=tail_bytes)
+        if (away := self._away.get(replica)) is not None:
+            async with _within(ANSWER_S, away[0]):
+                return await self._node(away[0]).logs(replica, tail_bytes=tail_bytes)
         try:
             return await self._own.logs(replica, tail_bytes=tail_bytes)
         except ReplicaGoneError:
             for machine in self._others():
                 with contextlib.suppress(ReplicaGoneError, NodeUnavailableError):
-                    return await self._node(machine).logs(replica, tail_bytes=tail_bytes)
+                    async with _within(ANSWER_S, machine):
+                        return await self._node(machine).logs(replica, tail_bytes=tail_bytes)
             raise
 
     async def forget_app(self, tenant: str, app: str) -> None:
         await self._own.forget_app(tenant, app)
         for machine in self._others():
             try:
-                await self._node(machine).forget_app(tenant, app)
+                async with _within(ANSWER_S, machine):
+                    await self._node(machine).forget_app(tenant, app)
             except NodeUnavailableError as error:
                 _log.warning("%s keeps what it has of %s: %s", machine.name, app, error.what)
-
-    def _of(self, replica: str) -> Node:
-        away = self._away.get(replica)
-        return self._own if away is None else self._node(away[0])
 
     def _node(self, machine: Machine) -> Node:
         return self._nodes(machine.address)
@@ -181,6 +188,17 @@ class Machines:
             for machine in self._pool.core.table
             if machine.clock is not None and not machine.is_own
         ]
+
+
+@contextlib.asynccontextmanager
+async def _within(limit_s: float, machine: Machine) -> AsyncIterator[None]:
+    """A machine that is cut off may take a call and never answer it."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        what = f"its agent has not answered for {limit_s:g} s"
+        raise NodeUnavailableError(what, where=machine.name) from error
 
 
 async def _listen(

@@ -28,7 +28,7 @@ class PoolApi:
         self.routes: tuple[tuple[str, re.Pattern[str], _Handler], ...] = (
             ("GET", re.compile(r"/api/pool"), self._status),
             ("GET", re.compile(r"/api/pool/plan"), self._plan),
-            ("GET", re.compile(r"/api/pool/metrics"), self._metrics),
+            ("GET", re.compile(r"/metrics"), self._metrics),
             ("POST", re.compile(machine + r"/drain"), self._drain),
             ("POST", re.compile(machine + r"/resume"), self._resume),
             ("POST", re.compile(machine + r"/diagnose"), self._diagnose),

@@ -27,6 +27,10 @@ class NoSupplyError(ControlError):
 class Lender(Protocol):
     """Where slots come from."""
 
+    def expect(self, app: App) -> None:
+        """The app is deployed: its replicas will want slots."""
+        ...
+
     def claim(self, app: App) -> Lease | NoSlot:
         """A slot for a replica, at once."""
         ...

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from nagara.engine.answer import AnswerBuilder
 from nagara.engine.answer_stream import AnswerStream
+from nagara.engine.batch import Batch
 from nagara.engine.blocks import BlockPool
 from nagara.engine.core import Committed, Core
 from nagara.engine.errors import (
@@ -31,14 +32,13 @@ from nagara.engine.errors import (
     RequestError,
 )
 from nagara.engine.events import Receiver, TokenEvent
-from nagara.engine.generation import generate_all
 from nagara.engine.grammar import GrammarMaker
 from nagara.engine.graph_shapes import GraphShapes
 from nagara.engine.graphs import CudaGraphs
 from nagara.engine.inputs import Capacity
 from nagara.engine.loading import LoadedModel, load_model
 from nagara.engine.mailbox import Letterbox, Mailbox
-from nagara.engine.progress import Progress, shown_progress
+from nagara.engine.progress import Progress
 from nagara.engine.request import FinishReason, Output, SamplingParams, fresh_seed
 from nagara.engine.runner import Graphing, Runner
 from nagara.engine.scheduler import Limits, Scheduler
@@ -287,14 +287,11 @@ class Engine:
                 every place of the engine.
             EngineError: the engine failed.
         """
-        all_ids = [self._ids(prompt) for prompt in prompts]
-        for ids in all_ids:
-            self.check(ids, params)
         letters = Letterbox()
         self._mailboxes[id(letters)] = letters
         try:
-            with shown_progress(progress, len(all_ids)) as show:
-                return generate_all(self, self.tokenizer, letters, all_ids, params, show)
+            ids = [self._ids(prompt) for prompt in prompts]
+            return Batch(self, ids, params, letters).run(progress)
         finally:
             del self._mailboxes[id(letters)]
 

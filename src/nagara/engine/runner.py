@@ -159,8 +159,10 @@ class Runner:
         with torch.inference_mode():
             for history in histories:
                 self._sampler.begin(history)
-            if self._is_checking and bool((buffers.inputs(self._last_token).ids == POISON).any()):
-                raise EngineError("a slot's token was used before it was drawn")
+            if self._is_checking:
+                ids = buffers.inputs(self._last_token).ids
+                if bool((ids == POISON).any()):
+                    raise EngineError("a slot's token was used before it was drawn")
             count = len(samples)
             logits = self._forward(buffers, shape)[:count]
             if not count:

@@ -19,24 +19,6 @@ _MASK = (1 << 64) - 1
 FILTER_WIDTH = 1024  # candidates looked at first; a row that needs more is sorted whole
 
 
-def moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`values` on the device, without waiting for what the device still does.
-
-    A copy from pageable memory would wait for the whole stream. The pinned memory is torch's own:
-    it is not used again before the copy has ended.
-    """
-    if device.type != "cuda":
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
-
-
-def placed(
-    values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
-) -> torch.Tensor:
-    """A few numbers of the host as a tensor `[len(values)]` of the device."""
-    return moved(torch.tensor(values, dtype=dtype), device)
-
-
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) from (seed, position): the SplitMix64 finaliser over their mixture."""
     z = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1342543DE82EF95) & _MASK
@@ -84,6 +66,16 @@ class Sample(NamedTuple):
         )
 
 
+def send(values: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of the host as a tensor of the device.
+
+    On CUDA from pinned memory: a copy from other memory makes the host wait for all that runs.
+    """
+    is_cuda = device.type == "cuda"
+    held = torch.tensor(values, dtype=dtype, pin_memory=is_cuda)
+    return held.to(device, non_blocking=True) if is_cuda else held
+
+
 class Sampler:
     """Draws tokens; remembers per slot what penalties need, on the device, as tokens are drawn."""
 
@@ -101,11 +93,12 @@ class Sampler:
         counts, in_prompt = self._counts[history.slot], self._in_prompt[history.slot]
         counts.zero_()
         in_prompt.zero_()
-        in_prompt[placed(history.prompt, self._device)] = True
+        # index_fill_ and not an assignment, whose value would come from the host
+        in_prompt.index_fill_(0, send(history.prompt, self._device, torch.int64), True)
         if history.output:
             times = Counter(history.output)
-            ids = placed(list(times), self._device)
-            counts[ids] = placed(list(times.values()), self._device, torch.int32)
+            ids = send(list(times), self._device, torch.int64)
+            counts[ids] = send(list(times.values()), self._device, torch.int32)
 
     def draw(
         self,
@@ -134,7 +127,7 @@ class Sampler:
             tokens = draw_rows(logits, samples, numbers)
         else:
             tokens = best_of(logits)
-            index = placed(random, logits.device)
+            index = send(random, logits.device, torch.int64)
             some = draw_rows(logits[index], [samples[i] for i in random], numbers[:, index])
             tokens[index] = some
         self._remember(samples, tokens)
@@ -144,8 +137,9 @@ class Sampler:
         rows = [i for i, sample in enumerate(samples) if sample.params.has_penalty]
         if rows:
             assert self._counts is not None
-            slots = placed([samples[i].slot for i in rows], tokens.device)
-            self._counts[slots, tokens[placed(rows, tokens.device)]] += 1
+            slots = send([samples[i].slot for i in rows], tokens.device, torch.int64)
+            drawn = tokens[send(rows, tokens.device, torch.int64)]
+            self._counts[slots, drawn] += 1
 
     def _adjust(self, row: torch.Tensor, sample: Sample) -> None:
         params = sample.params
@@ -157,9 +151,7 @@ class Sampler:
         for token, bias in params.logit_bias:
             row[token] += bias
         if sample.banned:
-            row[placed(sample.banned, row.device)] = float("-inf")
-        if sample.allowed is not None:
-            row.masked_fill_(~moved(sample.allowed, row.device), float("-inf"))
+            row.index_fill_(0, send(sample.banned, row.device, torch.int64), float("-inf"))
         for processor in sample.processors:
             try:
                 row.copy_(processor(sample.seen, row.clone()))
@@ -167,6 +159,11 @@ class Sampler:
                 raise RequestError(
                     f"a logits processor failed: {error!r}", where="logits_processors"
                 ) from error
+        if sample.allowed is not None:
+            forbidden = ~sample.allowed
+            if row.is_cuda:
+                forbidden = forbidden.pin_memory().to(row.device, non_blocking=True)
+            row.masked_fill_(forbidden, float("-inf"))
 
 
 def penalise(
@@ -201,11 +198,11 @@ def draw_rows(
     tokens = torch.empty(len(samples), dtype=torch.int64, device=logits.device)
     free = [i for i in range(len(samples)) if i not in set(filtered)]
     if free:
-        index = placed(free, logits.device)
+        index = send(free, logits.device, torch.int64)
         mass = (scaled[index] - total[index]).exp().cumsum(-1)
         tokens[index] = _invert(mass, draws[index])
-    index = placed(filtered, logits.device)
-    top_k = placed([samples[i].params.top_k for i in filtered], logits.device)
+    index = send(filtered, logits.device, torch.int64)
+    top_k = send([samples[i].params.top_k for i in filtered], logits.device, torch.int64)
     tokens[index] = _draw_filtered(
         scaled[index], total[index], top_k, top_p[index], min_p[index], draws[index]
     )

@@ -122,8 +122,8 @@ class _Walk:
                 raise UnrepresentableError(
                     "a layer whose files are metadata only, or renamed folders",
                     where=printable(path),
-                    hint="mount it with metacopy=off,redirect_dir=off to make layers; above an "
-                    "image that needs Linux 6.16 or newer",
+                    hint="mount it with metacopy=off,redirect_dir=off; nagara does so "
+                    "above a single image, on Linux 6.16 and newer",
                 )
             if not name.startswith(_KEPT):
                 raise UnrepresentableError(

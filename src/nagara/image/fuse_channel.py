@@ -25,7 +25,7 @@ from nagara.image import fuse_wire as wire
 
 _log = logging.getLogger(__name__)
 _READERS = 4
-_WORKERS = 96
+_WORKERS = 1024  # a bound on what waits for the network, whoever still wants it
 _WATCH_S = 0.1
 _FATAL = 1 << 8  # SIGKILL's bit; the kernel pends it for whatever ends a process
 _LOCAL = threading.local()
@@ -113,6 +113,8 @@ class FuseChannel:
                 if error.errno != errno.ENODEV:  # ENODEV: unmounted
                     _log.exception("the kernel's requests cannot be read")
                 return
+            if size == 0:  # no device, and its other end was closed
+                return
             try:
                 self._take(wire.parse_request(bytes(room[:size])))
             except wire.WireError as error:
@@ -141,6 +143,8 @@ class FuseChannel:
         answer = self._guarded(pending, lambda _, deadline_s: later(deadline_s))
         assert not callable(answer)
         self._finish(pending, answer)
+        # There are many workers and few of them answer at a time: none keeps a megabyte.
+        _LOCAL.buffer = None
 
     def _guarded(
         self,

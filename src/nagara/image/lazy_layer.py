@@ -31,6 +31,7 @@ from nagara.image.mounts import MountError, device_of, mount_points
 
 _log = logging.getLogger(__name__)
 READ_AHEAD_KIB = 32768
+MOUNT_SOURCE = "nagara"  # what mountinfo calls our FUSE mounts
 _START_S = 20.0
 _END_S = 5.0
 _ASK_S = 10.0
@@ -222,7 +223,7 @@ class LazyLayer:
                 f"default_permissions,max_read={MAX_READ_BYTES}"
             )
             try:
-                mount("nagara", self.path, "fuse", MS_RDONLY | MS_NODEV | MS_NOSUID, options)
+                mount(MOUNT_SOURCE, self.path, "fuse", MS_RDONLY | MS_NODEV | MS_NOSUID, options)
             except OSError as error:
                 raise MountError(
                     f"fuse mount refused: {error.strerror}", where=str(self.path)

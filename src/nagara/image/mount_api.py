@@ -8,12 +8,14 @@ far below a millisecond.
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nagara.image.mounts import MountError
 
+_log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 # The same on all architectures since 5.2.
 _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
@@ -86,10 +88,10 @@ def mount_overlay_on(
 ) -> None:
     """An overlay at `target`; without `upper` it is read-only.
 
-    From Linux 6.16 on, `upper` holds whole files and folders only, so that it can be a layer
-    elsewhere. Before, data layers were not to be had without overlay's marks for files of which
-    only the metadata was changed and for renamed folders; whoever takes `upper` for a layer has
-    to look for them.
+    From Linux 6.16 on, `upper` above a single layer holds whole files and folders only, so that
+    it can be a layer elsewhere. Above several, and before 6.16, data layers are not to be had
+    without overlay's marks for files of which only the metadata was changed and for renamed
+    folders: such an `upper` is a layer above the same stack and nowhere else.
 
     Args:
         lower: read-only layers, the topmost first.
@@ -103,12 +105,16 @@ def mount_overlay_on(
         _mount_overlay(_FOLLOW_MARKS, layers, target, NODEV | RDONLY)
         return
     layers += [("upperdir", upper), ("workdir", work)]
-    try:
+    if not data:
         _mount_overlay(_MAKE_NO_MARKS, layers, target, NODEV)
-    except MountError:
-        if not data:
-            raise
-        _mount_overlay(_FOLLOW_MARKS, layers, target, NODEV)
+        return
+    if len(lower) == 1:  # without marks only the lowest layer may point to the data
+        try:
+            _mount_overlay(_MAKE_NO_MARKS, layers, target, NODEV)
+            return
+        except MountError as error:
+            _log.debug("overlay with marks, since: %s", error)
+    _mount_overlay(_FOLLOW_MARKS, layers, target, NODEV)
 
 
 def _mount_overlay(

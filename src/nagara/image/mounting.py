@@ -181,6 +181,11 @@ class ImageMounts:
         stack = (*above, mounted)
         lower = [layer for each in stack for layer in each.layers]
         data = dict.fromkeys(layer for each in stack for layer in each.data_layers)
+        if upper is None and not data and len(lower) == 1:
+            # Overlay wants two layers; it alone shows escaped attributes as they were.
+            empty = self._folder / "empty"
+            empty.mkdir(exist_ok=True)
+            lower.append(empty)
         mount_overlay_on(lower, target, data=tuple(data), upper=upper, work=work)
 
     def release(self, holder: str) -> None:
@@ -298,8 +303,11 @@ class ImageMounts:
                 making = target.with_name(f".{part}.new")
                 shutil.rmtree(making, ignore_errors=True)
                 done = check_out(store, load_lower(store, image.index), making)
-                for line in done.left_out[:20]:
-                    _log.warning("left out: %s", line)
+                if done.left_out:
+                    _log.warning(
+                        "%s: %d things could not be copied as they are, such as %s",
+                        image.name, len(done.left_out), done.left_out[0],
+                    )  # fmt: skip
                 making.rename(target)
         return MountedImage(image, tenant, holder, (target,), (), is_lazy=False, way="copy")
 

@@ -25,7 +25,9 @@ from nagara.image.errors import SourceError
 from nagara.image.file_memory import FileMemory
 from nagara.image.folder_import import import_folder
 from nagara.image.images import Added, Image, add_image, list_images
+from nagara.image.lazy_layer import MOUNT_SOURCE
 from nagara.image.model_import import read_model
+from nagara.image.mounts import mount_points
 from nagara.image.oci import OciLayout, import_docker_archive, import_manifest
 from nagara.image.prefetch import boot_id, check_complete
 from nagara.image.registry import Credentials, Registry, parse_reference, read_credentials
@@ -38,6 +40,7 @@ from nagara.store.store import Store
 _log = logging.getLogger(__name__)
 _MISSING = "Missing"  # in an image's configuration: libraries this machine does not have
 KINDS = ("dir", "venv", "oci", "docker-archive", "registry", "model", "layer")
+_FOLDERS = ("dir", "venv", "model", "layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ def import_image(
         ImageError: the source cannot be kept as it is; says why.
     """
     source = parse_source(text)
+    if source.kind in _FOLDERS:
+        _refuse_own(Path(source.place), store)
     with FileMemory(memory_path(store)) as memory, ContentWriter(store, memory) as writer:
         watch(writer)
         found = _read(source, store, writer, access or RegistryAccess())
@@ -129,6 +134,27 @@ def import_image(
     if not local.folder.ledger.is_complete(local.tenant, str(image.list), boot_id()):
         check_complete(store, image.list, [*read_list(store, image.list), image.list])
     return added, missing
+
+
+def _refuse_own(path: Path, store: Store) -> None:
+    """Raises `SourceError` for what nagara itself keeps and mounts.
+
+    The store is written by the import, and a part of an image's mount is only half of it: an
+    index without contents, or contents without names.
+    """
+    place = path.resolve()
+    own = [store.local.folder.path.resolve()]
+    for point in mount_points():
+        is_lazy = (point.kind, point.source) == ("fuse", MOUNT_SOURCE)
+        if is_lazy or (point.kind == "erofs" and Path(point.source).is_relative_to(own[0])):
+            own.append(point.target)
+    for each in own:
+        if place.is_relative_to(each) or each.is_relative_to(place):
+            raise SourceError(
+                "belongs to nagara itself and is no source of an image",
+                where=str(each),
+                hint="import a folder that does not hold it",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nagara
 from nagara.image.host import HostImage
-from nagara.image.mounting import ImageMounts
+from nagara.image.mounting import ImageMounts, Method
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.image_mounts import open_image_mounts
@@ -52,13 +52,14 @@ def keeper_of(state: Path) -> KeeperClient:
 def _process_node(
     folder: Path, models: Path, keeper: KeeperClient, logs: ReplicaLogs, missing: tuple[str, ...]
 ) -> LocalNode:
+    images = node_images(folder.parent, "checkout")
     return LocalNode(
         root=folder / "replicas",
-        runtime=ProcessRuntime(models=models, keeper=keeper),
+        runtime=ProcessRuntime(models=models, keeper=keeper, images=images),
         keeper=keeper,
         logs=logs,
         snapshots=None,
-        images=node_images(folder.parent),
+        images=images,
         missing=missing,
     )
 
@@ -104,11 +105,15 @@ def _container_node(
     )
 
 
-def node_images(state: Path) -> NodeImages:
-    """The images of the node with its state below `state`; nothing is opened yet."""
+def node_images(state: Path, method: Method | None = None) -> NodeImages:
+    """The images of the node with its state below `state`; nothing is opened yet.
+
+    Args:
+        method: how to show them; None tries out what this machine can do.
+    """
 
     def open_mounts() -> ImageMounts:
-        return open_image_mounts(state, supervise=True)
+        return open_image_mounts(state, supervise=True, method=method)
 
     return NodeImages(state, open_mounts)
 

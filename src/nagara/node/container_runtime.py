@@ -222,7 +222,7 @@ class ContainerRuntime:
             **tree.env,
             "NAGARA_REPLICA": folder.name,
             **_app_environment(spec),
-            **hook_environment(spec, _app_environment(spec)),
+            **hook_environment(spec, {**tree.env, **_app_environment(spec)}),
         }
 
     def _write_bundle(

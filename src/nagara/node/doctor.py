@@ -140,7 +140,8 @@ def _image_mounts(scratch: Path) -> str:
     found = probe(scratch / "images")
     if (method := found.method()) not in _METHODS:
         raise NagaraError("no way of mounting them was found")
-    without = [each.without for each in found.described() if not each.is_there]
+    lacking = (each for each in found.described() if not each.is_there)
+    without = [each.without for each in lacking if each.name != "reflink"]  # for copies only
     return "; ".join([_METHODS[method], *without])
 
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from nagara.image.mounting import ImageMounts
+from nagara.image.mounting import ImageMounts, Method
 from nagara.image.probing import probe
 from nagara.sandbox.kept_descriptors import KeptDescriptors
 from nagara.store.configured import open_folder, open_store
@@ -11,7 +11,9 @@ from nagara.store.configured import open_folder, open_store
 FILE_DAEMON = "nagara.cli.files_daemon"
 
 
-def open_image_mounts(state: Path, *, supervise: bool = False) -> ImageMounts:
+def open_image_mounts(
+    state: Path, *, supervise: bool = False, method: Method | None = None
+) -> ImageMounts:
     """The store of a machine and the mounts over it, as probing finds them possible."""
     objects = open_folder(state / "store")
     keeper = state / "node/keeper.sock"
@@ -21,7 +23,7 @@ def open_image_mounts(state: Path, *, supervise: bool = False) -> ImageMounts:
         lambda tenant: open_store(objects, tenant),
         KeptDescriptors(keeper),
         lambda tenant: daemon_command(objects.path, tenant, keeper),
-        method=probe(state / "files").method(),
+        method=method or probe(state / "files").method(),
         supervise=supervise,
     )
 

@@ -39,7 +39,7 @@ from nagara.node.asking import Readiness, connected
 from nagara.node.folder_claim import FolderClaim
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
-from nagara.node.owned_tasks import finished, in_thread
+from nagara.node.owned_tasks import Leisure, finished, in_thread
 from nagara.node.replica import Replica, record_of, spoken
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
 from nagara.node.replica_images import NodeImages
@@ -88,7 +88,7 @@ class LocalNode:
         self._images = images
         self._replicas: dict[str, Replica] = {}
         self._listeners: set[asyncio.Queue[ReplicaStatus]] = set()
-        self._leisure: set[asyncio.Task[None]] = set()
+        self._leisure = Leisure()
         self._watcher: asyncio.Task[None] | None = None
         self._claim = FolderClaim(root)
 
@@ -140,7 +140,7 @@ class LocalNode:
         """Ends the node; with `stop_replicas` also its replicas. The keeper ends with the last."""
         going = [r for r in self._replicas.values() if stop_replicas or r.making]
         await asyncio.gather(*(self.stop(replica.name) for replica in going))
-        await asyncio.gather(*self._leisure)
+        await self._leisure.ended()
         if self._watcher:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
@@ -148,7 +148,7 @@ class LocalNode:
             if replica.running:
                 replica.running.port.close()
         await self._runtime.close(take_down=not self._replicas)
-        with contextlib.suppress(KeeperError):  # a replica still runs, or an image is mounted
+        with contextlib.suppress(KeeperError):  # replicas run, or images are mounted
             await self._keeper.shutdown()
         if self._snapshots:
             self._snapshots.close()
@@ -214,9 +214,7 @@ class LocalNode:
     async def _files_report(self, replica: Replica, spec: ReplicaSpec) -> FilesReport:
         report, rest = await in_thread(self._runtime.report, replica.folder, spec)
         if rest is not None:
-            task = asyncio.create_task(in_thread(rest), name=f"after the start of {replica.name}")
-            self._leisure.add(task)
-            task.add_done_callback(self._leisure.discard)
+            self._leisure.begin(rest)
         return report
 
     async def capture(self, order: CaptureOrder) -> CaptureReport:

@@ -35,3 +35,20 @@ async def in_thread(
     it has ended, and therefore a cancellation waits too.
     """
     return await finished(asyncio.create_task(asyncio.to_thread(function, *args, **kwargs)))
+
+
+class Leisure:
+    """Work that nobody waits for, until its owner ends. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Carries it out in a worker thread; it must be bounded and see to its own errors."""
+        task = asyncio.create_task(in_thread(work), name="work at leisure")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def ended(self) -> None:
+        """All that was begun is done."""
+        await asyncio.gather(*self._tasks)

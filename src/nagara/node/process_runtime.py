@@ -1,11 +1,14 @@
 """Replicas as plain processes, for users without root: no isolation, no snapshots.
 
-Each gets a free port of the machine as `${PORT}`; paths below `/models/NAME` are replaced by
-where the model really lies.
+Each gets a free port of the machine as `${PORT}`. With the machine's own tree, paths below
+`/models/NAME` are replaced by where the model really lies. An image is copied out before its
+first start, and the copy is each process's root below a layer of its own.
 """
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import os
 import signal
 import socket
@@ -17,7 +20,9 @@ from pathlib import Path
 from nagara.base.spans import Waterfall
 from nagara.contract.node import NodeError, StartFailedError
 from nagara.contract.replica import FilesReport, ReplicaSpec
+from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
+from nagara.node.replica_images import HOST, NodeImages, ReplicaImages, run_settings
 from nagara.node.runtime import Running, substituted
 from nagara.sandbox.keeper_client import KeeperClient, KeeperError, LaunchError
 from nagara.sandbox.leftovers import kill_session, start_mark
@@ -48,38 +53,45 @@ class ProcessRuntime:
 
     isolation = "process"
 
-    def __init__(self, *, models: Path, keeper: KeeperClient) -> None:
+    def __init__(self, *, models: Path, keeper: KeeperClient, images: NodeImages) -> None:
         self._models = models
+        self._images = images
+        self._shown: dict[str, ReplicaImages] = {}
         self._keeper = keeper
 
     async def open(self) -> None:
         pass
 
     async def took_over(self, replicas: Collection[str]) -> None:
-        pass
+        await in_thread(self._images.reconcile, replicas)
 
     async def close(self, *, take_down: bool) -> None:
-        pass
+        await in_thread(self._images.close, take_down=take_down)
 
     def report(
         self, folder: ReplicaFolder, spec: ReplicaSpec
     ) -> tuple[FilesReport, Callable[[], None] | None]:
-        return FilesReport("host", "host"), None
+        if (images := self._shown.get(folder.name)) is None:
+            return FilesReport(HOST, HOST), None
+        return self._images.report(images, spec.tenant)
 
     async def launch(
         self, folder: ReplicaFolder, spec: ReplicaSpec, log: Path, waterfall: Waterfall
     ) -> Running:
+        if spec.image != HOST:
+            with waterfall.stage("files", "copy"):
+                without = dataclasses.replace(spec, models=())  # they are bound, not copied
+                mount = self._images.mount
+                images = await in_thread(mount, folder.name, without, is_restore=False)
+                self._shown[folder.name] = images
         with waterfall.stage("host", "launch"):
             await self._keeper.ensure()
             port = _free_port()
             (folder.path / "port").write_text(str(port))
-            command = [self._in_place(part, spec, port) for part in spec.command]
-            env = {
-                **os.environ,
-                "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}",
-                "NAGARA_REPLICA": folder.name,
-                **{name: self._in_place(value, spec, port) for name, value in spec.env},
-            }
+            if spec.image == HOST:
+                command, env = self._own_command(folder, spec, port)
+            else:
+                command, env = self._command_in(images, folder, spec, port)
             try:
                 pid = await self._keeper.launch(
                     folder.name,
@@ -92,7 +104,7 @@ class ProcessRuntime:
                 )
             except LaunchError as error:
                 raise StartFailedError(
-                    f"{command[0]} cannot be run: {error.what}", where=spec.app
+                    f"{spec.command[0]} cannot be run: {error.what}", where=spec.app
                 ) from error
             folder.pid_file.write_text(f"{pid} {start_mark(pid) or ''}")
         return Running(pid, ProcessPort(port))
@@ -120,12 +132,49 @@ class ProcessRuntime:
             if not left and all(child.exit_code is not None for child in kept):
                 with contextlib.suppress(KeeperError):
                     await self._keeper.forget(folder.name)
+                self._shown.pop(folder.name, None)
+                await in_thread(self._images.release, folder.name)
+                with contextlib.suppress(OSError):
+                    # Overlay's own: nobody may look into it, and so nobody could remove it.
+                    (folder.work / "work").chmod(0o700)
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise NodeError(
             f"the process does not end within {_END_S:.0f} s of SIGKILL", where=folder.name
         )
+
+    def _own_command(
+        self, folder: ReplicaFolder, spec: ReplicaSpec, port: int
+    ) -> tuple[list[str], dict[str, str]]:
+        """In this machine's tree."""
+        return [self._in_place(part, spec, port) for part in spec.command], {
+            **os.environ,
+            "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}",
+            "NAGARA_REPLICA": folder.name,
+            **{name: self._in_place(value, spec, port) for name, value in spec.env},
+        }
+
+    def _command_in(
+        self, images: ReplicaImages, folder: ReplicaFolder, spec: ReplicaSpec, port: int
+    ) -> tuple[list[str], dict[str, str]]:
+        """In the copy of an image."""
+        values = {"PORT": str(port)}
+        env, inside = run_settings(images.image)
+        env |= {name: substituted(value, values) for name, value in spec.env}
+        order = {
+            "tree": str(images.layers[0]),
+            "upper": str(folder.upper),
+            "work": str(folder.work),
+            "root": str(folder.root),
+            "folder": inside,
+            "binds": [(str(self._models / m.name), f"/models/{m.name}") for m in spec.models],
+            "command": [substituted(part, values) for part in spec.command],
+            "path": env["PATH"],
+        }
+        program = [sys.executable, "-P", "-m", "nagara.sandbox.enter_tree", json.dumps(order)]
+        own = {"HOME": "/root", "LANG": "C.UTF-8", "NAGARA_REPLICA": folder.name}
+        return program, {**own, **env}
 
     def _in_place(self, text: str, spec: ReplicaSpec, port: int) -> str:
         for model in spec.models:

@@ -48,6 +48,7 @@ from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
 HOST = "host"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STORED = "image:"  # an image that was imported under a name before
 _PART = "#"  # between a replica's folder and the number of what it holds
 _INDEX_CHARS = 20  # of a base32 digest: 100 bits
@@ -134,6 +135,7 @@ class NodeImages:
     def _import(self, store: Store, order: ImageOrder) -> tuple[Added, tuple[str, ...]]:
         name = f"app.{order.app}.new"
         try:
+            _log.info("%s: bringing %s into the store", order.app, order.image)
             with self._shown(f"{order.app}: {order.image}") as watch:
                 return import_image(store, order.image, name, watch=watch)
         finally:
@@ -370,6 +372,17 @@ class NodeImages:
             if self._mounts is None:
                 self._mounts = self._open_mounts()
             return self._mounts
+
+
+def run_settings(image: Image) -> tuple[dict[str, str], str]:
+    """Environment and working folder that an image's source asks for."""
+    config = image.config or {}
+    env = {"PATH": SYSTEM_PATH}
+    for entry in config.get("Env") or ():
+        name, _, value = str(entry).partition("=")
+        env[name] = value
+    folder = str(config.get("WorkingDir") or "/")
+    return env, folder if folder.startswith("/") else f"/{folder}"
 
 
 def app_image(app: str, index: str) -> str:

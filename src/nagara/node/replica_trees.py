@@ -12,15 +12,18 @@ from typing import Any
 from nagara.contract.node import NodeError
 from nagara.contract.replica import FilesReport, ModelMount, ReplicaSpec
 from nagara.image.host import HostImage
-from nagara.image.images import Image
 from nagara.image.mount_api import mount_overlay_on
 from nagara.image.mounts import mount_overlay
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
-from nagara.node.replica_images import HOST, NodeImages, ReplicaImages
+from nagara.node.replica_images import (
+    HOST,
+    SYSTEM_PATH,
+    NodeImages,
+    ReplicaImages,
+    run_settings,
+)
 from nagara.sandbox.bundle import Bind
-
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +148,3 @@ class ReplicaTrees:
     def reconcile(self, replicas: Collection[str]) -> None:
         """Takes back what replicas of an earlier node held that are gone. Blocking."""
         self.images.reconcile(replicas)
-
-
-def run_settings(image: Image) -> tuple[dict[str, str], str]:
-    """Environment and working folder that an image's source asks for."""
-    config = image.config or {}
-    env = {"PATH": SYSTEM_PATH}
-    for entry in config.get("Env") or ():
-        name, _, value = str(entry).partition("=")
-        env[name] = value
-    folder = str(config.get("WorkingDir") or "/")
-    return env, folder if folder.startswith("/") else f"/{folder}"

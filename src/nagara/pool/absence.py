@@ -2,7 +2,8 @@
 
 A list may be late, cut short or empty though all is well (an expired token, a page that was lost).
 So one list is not enough; a machine that answers after it was said to be missing is there; and
-when many are missing at once, it is the list that is suspect, for some minutes.
+when many are missing at once, it is the list that is suspect, for some minutes. Only an end that we
+have asked for ourselves needs no such patience.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,8 @@ from nagara.pool.health.brake import is_too_many
 from nagara.pool.machines import Machine
 from nagara.pool.states import MachineState
 
-ABSENCES, DOUBTED_ABSENCES = 2, 10  # lists in a row
+ABSENCES = 2  # lists in a row
+ABSENT_S, DOUBTED_S = 25.0, 300.0  # between the first of them and the last
 
 _UNSURE = (MachineState.REQUESTED, MachineState.RELEASING)  # need not be listed
 
@@ -35,8 +37,11 @@ def is_believed(machine: Machine, begun_s: float, *, is_doubted: bool, is_replac
         begun_s: when the list was asked for.
         is_replaced: another machine has its address, so an answer from there says nothing.
     """
-    is_alive = machine.heard_s >= machine.absent_since_s and not is_replaced
-    if machine.absences == 0 or (is_alive and machine.state is not MachineState.RELEASING):
+    is_asked_for = machine.state is MachineState.RELEASING
+    is_alive = machine.heard_s >= machine.absent_since_s and not is_replaced and not is_asked_for
+    if machine.absences == 0 or is_alive:
         machine.absences, machine.absent_since_s = 0, begun_s
     machine.absences += 1
-    return machine.absences >= (DOUBTED_ABSENCES if is_doubted else ABSENCES)
+    absent_s = begun_s - machine.absent_since_s
+    patience_s = 0.0 if is_asked_for else DOUBTED_S if is_doubted else ABSENT_S
+    return machine.absences >= ABSENCES and absent_s >= patience_s

@@ -81,11 +81,6 @@ class ArrivalMeter:
         return max(1.0, self._squares / self._means) if self._means > 0 else 1.0
 
 
-def critical_ratio(shortage_cost: float, holding_cost: float) -> float:
-    """The newsvendor's service level: hold more while a shortage costs more than a spare."""
-    return shortage_cost / (shortage_cost + holding_cost)
-
-
 def reserve(arrivals: float, dispersion: float, service: float) -> float:
     """Slots that hold with probability `service` when `arrivals` are expected in one refill.
 

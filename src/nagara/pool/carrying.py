@@ -3,7 +3,6 @@
 Each comes back to the core as an event, whatever becomes of it. Called from the pool's tasks.
 """
 
-import asyncio
 import logging
 
 from nagara.base.clock import Clock
@@ -14,14 +13,12 @@ from nagara.contract.machine import (
     ProviderError,
     ProviderRefusedError,
 )
+from nagara.pool import asking
 from nagara.pool.actions import Action, Check, Launch, Release
 from nagara.pool.core import PoolCore
 from nagara.pool.health.care import Care
-from nagara.pool.health.verdict import failure
 from nagara.pool.lease import RENEW_EVERY_S
 from nagara.pool.setup import PoolSetup
-
-PROVIDER_LIMIT_S = 150.0
 
 _log = logging.getLogger(__name__)
 
@@ -51,14 +48,13 @@ class Carrier:
             self._core.refused(launch, "its provider is not known here", self._now_s())
             return
         try:
-            async with asyncio.timeout(PROVIDER_LIMIT_S):
-                await provider.launch(launch.name, launch.offering)
+            await asking.of_provider(provider.name, provider.launch(launch.name, launch.offering))
         except (NoCapacityError, ProviderRefusedError) as error:
             _log.info("%s was refused: %s", launch.offering.id, error)
             self._core.refused(launch, error.what, self._now_s())
-        except (ProviderError, TimeoutError) as error:
+        except ProviderError as error:
             _log.warning("whether %s was launched is unknown: %s", launch.name, error)
-            self._core.unclear(launch, str(error) or "no answer", self._now_s())
+            self._core.unclear(launch, str(error), self._now_s())
         else:
             _log.info("%s was launched as %s", launch.offering.id, launch.name)
             self._core.accepted(launch, self._now_s())
@@ -69,9 +65,8 @@ class Carrier:
             _log.warning("%s cannot be released: no provider %s", release.name, release.provider)
             return
         try:
-            async with asyncio.timeout(PROVIDER_LIMIT_S):
-                await provider.release(release.name)
-        except (ProviderError, TimeoutError) as error:
+            await asking.of_provider(provider.name, provider.release(release.name))
+        except ProviderError as error:
             _log.warning("%s is not released yet: %s", release.name, error)
             return  # its deadline asks again
         self._core.released(release, self._now_s())
@@ -82,15 +77,16 @@ class Carrier:
             return
         agent = self._setup.agents(machine.name, machine.address)
         try:
-            answer = await agent.renew(())
+            answer = await asking.of_machine(machine.name, agent.renew(()), asking.MARK_LIMIT_S)
             self._core.marked(machine.name, answer.mark_s, self._now_s())
-            report = await agent.check(check.kind)
+            limit_s = asking.CHECK_LIMIT_S[check.kind]
+            report = await asking.of_machine(machine.name, agent.check(check.kind), limit_s)
         except MachineUnreachableError as error:
             _log.info("%s does not answer yet: %s", machine.name, error)
             await self._clock.sleep(RENEW_EVERY_S)
             self._core.check_again(check)
             return
-        why = failure(report, self._setup.required(machine.offering.type))
+        why = self._care.judge(machine, report, self._setup.required(machine.offering.type))
         now_s = self._now_s()
         self._core.checked(check, now_s, why)
         self._care.checked(machine.name, report, why, now_s)

@@ -33,6 +33,7 @@ from nagara.pool.fairness import Arbiter, Claimant
 from nagara.pool.grants import Grants
 from nagara.pool.leadtime import LeadTimes
 from nagara.pool.machines import Machine, MachineRow, MachineTable, Saved, Writes, restored
+from nagara.pool.refusals import earliest_s, why_none
 from nagara.pool.states import IN_FLIGHT, MachineEvent, MachineState
 from nagara.pool.supply import Supply
 
@@ -132,12 +133,17 @@ class PoolCore:
         if ahead and self.grants.inventory.free_for(wanted) <= ahead:
             self.misses += 1
             self.arbiter.missed(claimant, 1, now_s)
-            return NoSlot("what is free is for apps that go first", self._earliest_s(wanted, now_s))
+            return NoSlot(
+                "what is free is for apps that go first",
+                earliest_s(self.table, self.leads, wanted, now_s),
+            )
         machine = self.grants.inventory.find(wanted, needs)
         if machine is None:
             self.misses += 1
             self.arbiter.missed(claimant, 1, now_s)
-            return NoSlot(self._why_none(wanted), self._earliest_s(wanted, now_s))
+            return NoSlot(
+                why_none(self.table, wanted), earliest_s(self.table, self.leads, wanted, now_s)
+            )
         self.arbiter.served(claimant.app)
         lease = self.grants.grant(machine, claimant.app, wanted, needs)
         return Granted(lease, machine.name, machine.address)
@@ -148,7 +154,7 @@ class PoolCore:
         """A slot for work that can wait for ever: neither a miss nor a turn taken."""
         machine = self.grants.inventory.find(wanted, needs)
         if machine is None:
-            return NoSlot(self._why_none(wanted), None)
+            return NoSlot(why_none(self.table, wanted), None)
         self.arbiter.served(claimant.app)
         lease = self.grants.grant(machine, claimant.app, wanted, needs)
         return Granted(lease, machine.name, machine.address)
@@ -171,25 +177,6 @@ class PoolCore:
     def adopt(self, lease: Lease, app: str) -> bool:
         """A replica of an earlier process lives on under this lease; False if it may not."""
         return self.grants.adopt(lease, app)
-
-    def _why_none(self, wanted: DemandClass) -> str:
-        states: dict[str, int] = {}
-        for state, machines in self.table.accepted_by(wanted):
-            if machines:
-                states[state] = states.get(state, 0) + len(machines)
-        if not states:
-            return "no machine of an allowed type and region is in the pool"
-        said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        return f"no free slot on the allowed machines ({said})"
-
-    def _earliest_s(self, wanted: DemandClass, now_s: float) -> float | None:
-        coming = [
-            max(0.0, machine.requested_s + self.leads.typical_s(machine.offering.id) - now_s)
-            for state, machines in self.table.accepted_by(wanted)
-            if state in IN_FLIGHT
-            for machine in machines.values()
-        ]
-        return min(coming, default=None)
 
     # -- orders ----------------------------------------------------------------------------
 
@@ -424,6 +411,11 @@ class PoolCore:
         for machine, app in self.grants.expire(now_s):
             self.arbiter.gave_back(app)
             self._emptied(machine, now_s)
+
+    def slept(self, seconds: float) -> None:
+        """Nobody could be asked for so long. Leases went on; deadlines wait for an answer."""
+        for machine in self.table:
+            machine.since_s += seconds
 
     def _all_over(self, machine: Machine, now_s: float) -> None:
         """It has been silent for so long that its keeper has ended all its replicas."""

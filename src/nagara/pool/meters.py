@@ -15,6 +15,14 @@ class Meters:
         self._meters: dict[DemandClass, ArrivalMeter] = {}
         self._returns: dict[DemandClass, ArrivalMeter] = {}
         self._held: dict[DemandClass, float] = {}  # mean, following like the returns' own
+        self._held_at_s: dict[DemandClass, float] = {}  # when it was last taken
+
+    def expect(self, wanted: DemandClass, now_s: float) -> bool:
+        """Claims of the class will come; False if it is known already."""
+        if wanted in self._meters:
+            return False
+        self._meters[wanted] = ArrivalMeter(now_s)
+        return True
 
     def claimed(self, wanted: DemandClass, now_s: float) -> None:
         """One claim of the class arrived, served or not."""
@@ -33,15 +41,17 @@ class Meters:
     def share_returned(self, wanted: DemandClass, held: float, now_s: float) -> float:
         """Share of the held devices that is given back per minute, as it has been of late.
 
-        To be asked once a minute: the mean of what is held is taken here.
+        The mean of what is held is taken here, once a minute at most.
         """
         meter = self._returns.get(wanted)
         if meter is None:
             return 0.0
         meter.advance(now_s)
-        kept = 0.5 ** (WINDOW_S / MEAN_HALF_LIFE_S)
-        mean = self._held.get(wanted, held) * kept + held * (1 - kept)
-        self._held[wanted] = mean
+        mean = self._held.get(wanted, held)
+        if now_s >= self._held_at_s.get(wanted, now_s - WINDOW_S) + WINDOW_S - 1.0:
+            kept = 0.5 ** (WINDOW_S / MEAN_HALF_LIFE_S)
+            mean = mean * kept + held * (1 - kept)
+            self._held[wanted], self._held_at_s[wanted] = mean, now_s
         return min(1.0, meter.rate() / mean) if mean > 0 else 0.0
 
     def to_document(self, now_s: float) -> list[dict[str, Any]]:

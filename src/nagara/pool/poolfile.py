@@ -129,7 +129,8 @@ def open_providers(file: PoolFile) -> tuple[Provider, ...]:
 def _beside(file: Path, command: list[str]) -> tuple[str, ...]:
     program = command[0]
     if "/" in program:
-        program = str((file.parent / program).resolve())
+        # Links are left alone: an environment's interpreter is one, and knows itself by its path.
+        program = str((file.parent / program).absolute())
     return (program, *command[1:])
 
 

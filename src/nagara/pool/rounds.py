@@ -3,16 +3,15 @@
 Called from the pool's tasks.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 
 from nagara.base.clock import Clock
 from nagara.contract.machine import CheckKind, MachineUnreachableError, Renewal
+from nagara.pool import asking
 from nagara.pool.core import PoolCore
 from nagara.pool.health.care import Care
-from nagara.pool.health.verdict import failure
-from nagara.pool.lease import RENEW_EVERY_S, TTL_S
+from nagara.pool.lease import TTL_S
 from nagara.pool.machines import Machine
 from nagara.pool.setup import PoolSetup
 from nagara.pool.states import MachineState
@@ -59,11 +58,11 @@ class Rounds:
                 if held.free_at_s is None  # one that was given back is left to end
             )
         try:
-            async with asyncio.timeout(RENEW_EVERY_S):
-                answer = await self._setup.agents(name, machine.address).renew(renewals)
-        except (MachineUnreachableError, TimeoutError) as error:
+            agent = self._setup.agents(name, machine.address)
+            answer = await asking.of_machine(name, agent.renew(renewals), asking.MARK_LIMIT_S)
+        except MachineUnreachableError as error:
             if not machine.is_silent:
-                _log.warning("leases of %s are not renewed: %s", name, error or "no answer")
+                _log.warning("leases of %s are not renewed: %s", name, error)
             self._core.silent(name)
             return
         self._core.marked(name, answer.mark_s, self._now_s())
@@ -73,8 +72,7 @@ class Rounds:
         self._care.look_at_schedule(self._core, target(), self._now_s())
         ready = [one.name for one in self._core.table if one.state is MachineState.READY]
         await for_all(self._look_at, ready)
-        for monitor in self._care.watch(self._core, VITALS_EVERY_S, self._now_s()):
-            _log.error("%s makes no progress: what it watches is unknown", monitor)
+        self._care.watch(self._core, VITALS_EVERY_S, self._now_s())
 
     async def _look_at(self, name: str) -> None:
         machine = self._core.table.get(name)
@@ -82,19 +80,23 @@ class Rounds:
             return
         agent = self._setup.agents(name, machine.address)
         try:
-            async with asyncio.timeout(VITALS_EVERY_S):
-                vitals = await agent.vitals(self._care.heard(name))
+            vitals = await asking.of_machine(
+                name, agent.vitals(self._care.heard(name)), asking.VITALS_LIMIT_S
+            )
             self._care.seen(self._core, name, vitals, self._now_s())
             if machine.is_own and not machine.held and not self._is_own_checked:
                 self._is_own_checked = True
                 await self._check_own(machine)
-        except (MachineUnreachableError, TimeoutError) as error:
-            _log.info("%s does not say how it is: %s", name, error or "no answer")
+        except MachineUnreachableError as error:
+            _log.info("%s does not say how it is: %s", name, error)
 
     async def _check_own(self, machine: Machine) -> None:
         """Once, when it is idle: it was in use before it could be looked at."""
-        report = await self._setup.agents(machine.name, machine.address).check(CheckKind.BOOT)
-        why = failure(report, self._setup.required(machine.offering.type))
+        agent = self._setup.agents(machine.name, machine.address)
+        report = await asking.of_machine(
+            machine.name, agent.check(CheckKind.BOOT), asking.CHECK_LIMIT_S[CheckKind.BOOT]
+        )
+        why = self._care.judge(machine, report, self._setup.required(machine.offering.type))
         self._care.checked(machine.name, report, why, self._now_s())
         if why is not None:
             self._care.suspect(self._core, machine.name, why, self._now_s())

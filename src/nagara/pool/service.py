@@ -1,8 +1,8 @@
 """The pool at work: carries out what the core decides, on its own loops.
 
     tick       1 s     deadlines, writes and actions
-    lists      30 s    what every provider really has; at once after a start
-    plan       60 s    sizes the pool: launches and releases
+    lists      30 s    what every provider really has; every 5 s while machines are on their way
+    plan       60 s    sizes the pool: launches and releases; soon after a claim found nothing
     renewals   3 s     leases of machines that have some
     vitals     30 s    machines that are ready; heavy diagnostics where due
 
@@ -12,7 +12,8 @@ under a lease before `durable` has returned. Everything here runs on one loop.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -28,12 +29,14 @@ from nagara.contract.machine import (
     Resources,
 )
 from nagara.contract.replica import Lease
+from nagara.pool import asking
 from nagara.pool.actions import Granted, Lost, NoSlot
-from nagara.pool.carrying import PROVIDER_LIMIT_S, Carrier
+from nagara.pool.carrying import Carrier
 from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Claimant
 from nagara.pool.figures import Figures, figures_of, machine_document
+from nagara.pool.health.blame import Blame
 from nagara.pool.health.care import Care
 from nagara.pool.lease import RENEW_EVERY_S, TTL_S, machine_of
 from nagara.pool.ledger import Record
@@ -45,11 +48,12 @@ from nagara.pool.rounds import VITALS_EVERY_S, Rounds
 from nagara.pool.runner import Steadiness
 from nagara.pool.setup import PoolSetup
 from nagara.pool.sizing import PLAN_EVERY_S, make_problem
-from nagara.pool.states import MachineEvent
+from nagara.pool.states import MOVING, MachineEvent
 from nagara.pool.statistics import Statistics
-from nagara.pool.tasks import Work, guarded
+from nagara.pool.tasks import Work, for_all, guarded
 
-TICK_S, LIST_EVERY_S = 1.0, 30.0
+TICK_S, LIST_EVERY_S, LIST_SOON_S, PLAN_SOON_S = 1.0, 30.0, 5.0, 5.0
+ASLEEP_S = 20.0  # later than this, a tick was held up by the host: suspended, or stopped
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +82,7 @@ class PoolService:
         self.core = PoolCore(saved, lambda: new_name(saved.pool), now_s, own=setup.own)
         self.care = Care(setup.xids)
         self.meters = Meters()
+        self._blame = Blame()
         self.on_lost: Callable[[Lost], None] = lambda _: None
         self.on_room: Callable[[], None] = lambda: None
         self._record = record
@@ -90,6 +95,9 @@ class PoolService:
         self._offerings: dict[str, Offering] = {}
         self._problem = Problem((), ())
         self._plan = Plan(source="none")
+        self._ticked_s = now_s
+        self._is_plan_wanted = False
+        self._listed_s = self._planned_s = -math.inf
         self._write_lock = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
 
@@ -115,7 +123,15 @@ class PoolService:
         if not is_demand:
             return self.core.claim_spare(claimant, wanted, needs)
         self.meters.claimed(wanted, now_s)
-        return self.core.claim(claimant, wanted, now_s, needs)
+        answer = self.core.claim(claimant, wanted, now_s, needs)
+        if isinstance(answer, NoSlot):
+            self._is_plan_wanted = True
+        return answer
+
+    def expect(self, wanted: DemandClass) -> None:
+        """Claims of this class will come: the least reserve is kept for it from now on."""
+        if self.meters.expect(wanted, self._clock.monotonic_s()):
+            self._is_plan_wanted = True
 
     async def durable(self) -> None:
         """Returns when everything granted before is written down."""
@@ -131,7 +147,8 @@ class PoolService:
         if machine is None:
             return None
         try:
-            answer = await self._setup.agents(machine.name, machine.address).renew(())
+            agent = self._setup.agents(machine.name, machine.address)
+            answer = await asking.of_machine(machine.name, agent.renew(()), asking.MARK_LIMIT_S)
         except MachineUnreachableError:
             self.core.silent(machine.name)
             raise
@@ -182,7 +199,8 @@ class PoolService:
             return
         try:
             agent = self._setup.agents(machine.name, machine.address)
-            await agent.fence(lease.slot, lease.epoch + 1)
+            order = agent.fence(lease.slot, lease.epoch + 1)
+            await asking.of_machine(machine.name, order, asking.FENCE_LIMIT_S)
         except MachineUnreachableError as error:
             _log.warning("%s does not confirm the end of %s: %s", machine.name, lease.slot, error)
             self._ended(lease, is_confirmed=False)
@@ -209,6 +227,7 @@ class PoolService:
             "pool": self.core.prefix,
             **asdict(self.figures()),
             "alerts": list(self.care.alerts),
+            "stuck": self.care.watchdog.stuck(self._clock.monotonic_s()),
             "machines": [
                 machine_document(one, self.care.last_report(one.name)) for one in self.core.table
             ],
@@ -233,9 +252,18 @@ class PoolService:
         self.core.diagnose(name, kind, "to be diagnosed by hand", self._clock.monotonic_s())
         await self._carry_out()
 
-    def replica_failed(self, machine: str, reason: str) -> None:
-        """A replica ended for a reason that lies with its machine: it is looked at."""
-        self.care.suspect(self.core, machine, reason, self._clock.monotonic_s())
+    def replica_failed(self, lease: Lease, app: str, reason: str) -> None:
+        """A replica could not start, or ended: if that lies with its machine, it is looked at."""
+        now_s = self._clock.monotonic_s()
+        name = machine_of(lease.slot)
+        why = self._blame.failed(name, app, reason, now_s)
+        if why is not None:
+            _log.warning("%s is to be looked at: %s", name, why)
+            self.care.suspect(self.core, name, why, now_s)
+
+    def replica_ready(self, lease: Lease) -> None:
+        """A replica has become ready under the lease."""
+        self._blame.served(machine_of(lease.slot))
 
     # -- life ------------------------------------------------------------------------------
 
@@ -247,20 +275,23 @@ class PoolService:
 
     async def run(self) -> None:
         """Until cancelled. Machines and leases live on."""
-        loops: list[tuple[float, Work]] = [
-            (TICK_S, self.tick),
-            (RENEW_EVERY_S, self._renew_all),
-            (VITALS_EVERY_S, self._look_at_all),
-            (PLAN_EVERY_S, self._keep_statistics),
+        loops: list[tuple[str, float, float, Work]] = [  # how often it runs, and does something
+            ("ticks", TICK_S, TICK_S, self.tick),
+            ("renewals", RENEW_EVERY_S, RENEW_EVERY_S, self._renew_all),
+            ("vitals", VITALS_EVERY_S, VITALS_EVERY_S, self._look_at_all),
+            ("statistics", PLAN_EVERY_S, PLAN_EVERY_S, self._keep_statistics),
         ]
         if self._carrier.providers:
-            loops += [(LIST_EVERY_S, self._list_all), (PLAN_EVERY_S, self.plan)]
+            # Apart: a provider that hangs must not hold up plans for the others.
+            loops.append(("lists", TICK_S, LIST_EVERY_S, self._list_if_due))
+            loops.append(("plans", TICK_S, PLAN_EVERY_S, self._plan_if_due))
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
                 await guarded(self._list_all)
-                for every_s, work in loops:
-                    group.create_task(self._repeat(every_s, work), name=f"pool {work.__name__}")
+                self._is_plan_wanted = True
+                for loop in loops:
+                    group.create_task(self._repeat(*loop), name=f"pool {loop[0]}")
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._group = None
@@ -270,15 +301,15 @@ class PoolService:
         await self._carry_out()
         await self._keep_statistics()
 
-    async def _repeat(self, every_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        name, count = work.__name__, 0
-        self.care.watchdog.expect(name, every_s, self._clock.monotonic_s())
-        if work in (self._look_at_all, self._keep_statistics):
+    async def _repeat(self, name: str, every_s: float, expected_s: float, work: Work) -> None:
+        count = 0
+        self.care.watchdog.expect(name, expected_s, self._clock.monotonic_s())
+        if name in ("vitals", "statistics"):
             await self._clock.sleep(every_s)  # the first minute belongs to the apps
         while True:
-            await guarded(work)
-            count += 1
-            self.care.watchdog.progress(name, count, self._clock.monotonic_s())
+            if await guarded(work):
+                count += 1
+                self.care.watchdog.progress(name, count, self._clock.monotonic_s())
             await self._clock.sleep(every_s)
 
     def _spawn(self, work: Work, name: str) -> None:
@@ -287,7 +318,15 @@ class PoolService:
 
     async def tick(self) -> None:
         """Deadlines, and whatever waits to be written and done."""
-        self.core.tick(self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        asleep_s = now_s - self._ticked_s - TICK_S
+        self._ticked_s = now_s
+        if asleep_s > ASLEEP_S:
+            _log.warning("nothing ran for %.0f s: deadlines are put off", asleep_s)
+            self.core.slept(asleep_s)
+            self.care.watchdog.slept(asleep_s)
+        self.core.tick(now_s)
+        self.care.look_for_stuck(now_s)
         await self._carry_out()
         self.on_room()
 
@@ -327,27 +366,54 @@ class PoolService:
 
     # -- providers and plans ---------------------------------------------------------------
 
+    async def _list_if_due(self) -> bool:
+        """Soon while the lists say how far something is; False: not yet."""
+        is_moving = any(machine.state in MOVING for machine in self.core.table)
+        pause_s = LIST_SOON_S if is_moving else LIST_EVERY_S
+        if self._clock.monotonic_s() < self._listed_s + pause_s:
+            return False
+        await self._list_all()
+        return True
+
+    async def _plan_if_due(self) -> bool:
+        """Soon when something has happened; False: not yet."""
+        passed_s = self._clock.monotonic_s() - self._planned_s
+        is_due = passed_s >= PLAN_EVERY_S
+        if not is_due and not (self._is_plan_wanted and passed_s >= PLAN_SOON_S):
+            return False
+        await self.plan(is_due=is_due)
+        return True
+
     async def _list_all(self) -> None:
-        for provider in self._carrier.providers.values():
-            begun_s = self._clock.monotonic_s()
-            try:
-                async with asyncio.timeout(PROVIDER_LIMIT_S):
-                    offerings = await provider.offerings()
-                    machines = await provider.machines()
-            except (ProviderError, TimeoutError) as error:
-                _log.warning("%s gives no list: %s", provider.name, error)
-                continue
-            kept = {k: v for k, v in self._offerings.items() if v.provider != provider.name}
-            self._offerings = kept | {one.id: one for one in offerings}
-            now_s = self._clock.monotonic_s()
-            doubt = self.core.listed(provider.name, machines, self._offerings, begun_s, now_s)
-            if doubt is not None:
-                self.care.alert(doubt)
+        self._listed_s = self._clock.monotonic_s()
+        await for_all(self._list, tuple(self._carrier.providers))
         await self._carry_out()
 
-    async def plan(self) -> None:
-        """Makes a plan and orders what it says."""
+    async def _list(self, name: str) -> None:
+        """What one provider offers, and what it has: one says nothing of the other."""
+        provider = self._carrier.providers[name]
+        try:
+            offerings = await asking.of_provider(name, provider.offerings())
+        except ProviderError as error:
+            _log.warning("%s offers nothing: %s", name, error)
+        else:
+            kept = {k: v for k, v in self._offerings.items() if v.provider != name}
+            self._offerings = kept | {one.id: one for one in offerings}
+        begun_s = self._clock.monotonic_s()
+        try:
+            machines = await asking.of_provider(name, provider.machines())
+        except ProviderError as error:
+            _log.warning("%s gives no list: %s", name, error)
+            return
         now_s = self._clock.monotonic_s()
+        doubt = self.core.listed(name, machines, self._offerings, begun_s, now_s)
+        if doubt is not None:
+            self.care.alert(doubt)
+
+    async def plan(self, *, is_due: bool = True) -> None:
+        """Makes a plan and orders what it says. One out of turn gives nothing back."""
+        now_s = self._planned_s = self._clock.monotonic_s()
+        self._is_plan_wanted = False
         offerings = list(self._offerings.values())
         self._problem = make_problem(self.core, offerings, self.meters, self._setup.policy, now_s)
         if not self._problem.offers:
@@ -357,7 +423,7 @@ class PoolService:
         for name, count in plan.launches:
             for _ in range(count if name in self._offerings else 0):
                 self.core.request(self._offerings[name], now_s)
-        for name, count in self._steady.releases(plan):
+        for name, count in self._steady.releases(plan) if is_due else ():
             for machine in self.core.grants.inventory.idle(name)[:count]:
                 self.core.drain(machine.name, MachineEvent.RELEASE, "not needed", now_s)
         await self._carry_out()

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from nagara.contract.machine import MachineAgent, Offering, Provider
 from nagara.pool.health import cpu, nvidia
+from nagara.pool.health.kinds import WITHOUT_DEVICES
 from nagara.pool.health.xid import XidPolicy
 from nagara.pool.problem import Plan, Problem
 from nagara.pool.runner import Runner
@@ -24,7 +25,7 @@ class Planning(Protocol):
 
 def required_checks(type_: str) -> frozenset[str]:
     """Checks without which a machine of a device type is not used."""
-    return cpu.REQUIRED if type_ in ("any", "cpu") else cpu.REQUIRED | nvidia.REQUIRED
+    return cpu.REQUIRED if type_ in WITHOUT_DEVICES else cpu.REQUIRED | nvidia.REQUIRED
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nagara.contract.machine import Offering
-from nagara.pool.buffer import critical_ratio, reserve
+from nagara.pool.buffer import reserve
 from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.machines import Machine
@@ -56,9 +56,9 @@ def make_problem(
     offers = _offers(core, offerings, now_s)
     if not offers:
         return Problem((), ())
-    holding = min(offer.price_h / offer.devices for offer in offers)
+    holding = _holding(offers)
     refill_s = core.leads.refill_s() + PLAN_EVERY_S
-    demands = _demands(core, offers, meters, policy, refill_s, holding, now_s)
+    demands = _demands(core, offers, meters, policy, refill_s, now_s)
     rules = Rules(
         utilisation=policy.utilisation,
         spread=policy.spread,
@@ -123,10 +123,8 @@ def _demands(
     meters: Meters,
     policy: Policy,
     refill_s: float,
-    holding: float,
     now_s: float,
 ) -> tuple[Demand, ...]:
-    shortage = holding * policy.service / (1 - policy.service)
     joint: dict[tuple[int, frozenset[str]], _Joint] = {}
     for wanted, meter in meters.all(now_s):
         accepted = frozenset(offer.id for offer in offers if wanted.accepts(offer))
@@ -141,16 +139,27 @@ def _demands(
         Demand(
             name=label(one.wanted),
             wanted=one.wanted,
-            quantity=one.held + _buffer(one, policy, shortage, holding),
-            shortage_cost=shortage,
+            quantity=one.held + _buffer(one, policy),
+            shortage_cost=_shortage(policy, [o for o in offers if one.wanted.accepts(o)]),
             needs=core.grants.mean_needs(one.wanted),
         )
         for one in joint.values()
     ]
-    return (*demands, *_spares(offers, policy, shortage))
+    return (*demands, *_spares(offers, policy))
 
 
-def _buffer(one: _Joint, policy: Policy, shortage: float, holding: float) -> float:
+def _holding(offers: Iterable[Offer]) -> float:
+    """What a spare device costs per hour; a machine that is there for nothing is no measure."""
+    prices = [offer.price_h / offer.devices for offer in offers if offer.price_h > 0]
+    return min(prices, default=1.0)
+
+
+def _shortage(policy: Policy, accepted: Iterable[Offer]) -> float:
+    """What a missing device must cost so that holding for the policy's service is the optimum."""
+    return _holding(accepted) * policy.service / (1 - policy.service)
+
+
+def _buffer(one: _Joint, policy: Policy) -> float:
     """The quantile of what one refill period takes, less what it gives back on average.
 
     Where replicas live for hours nothing comes back in time and the whole quantile is held.
@@ -158,23 +167,23 @@ def _buffer(one: _Joint, policy: Policy, shortage: float, holding: float) -> flo
     least = float(policy.least_free)
     if one.arrivals <= 0:
         return least
-    service = critical_ratio(shortage, holding)
-    taken = reserve(one.arrivals, one.spread / one.arrivals, service)
+    taken = reserve(one.arrivals, one.spread / one.arrivals, policy.service)
     safety = taken - one.arrivals
     return max(least, _LEAST_SAFETY * safety, taken - one.returns)
 
 
-def _spares(offers: tuple[Offer, ...], policy: Policy, shortage: float) -> Iterable[Demand]:
+def _spares(offers: tuple[Offer, ...], policy: Policy) -> Iterable[Demand]:
     """A machine that fails takes slots with it: spares are kept beside the buffer."""
     if policy.spare_machines:
         in_use = {offer.type for offer in offers if offer.inventory}
         for type_ in sorted(in_use):
-            devices = max(offer.devices for offer in offers if offer.type == type_)
+            of_type = [offer for offer in offers if offer.type == type_]
+            devices = max(offer.devices for offer in of_type)
             yield Demand(
                 name=f"spare {type_}",
                 wanted=DemandClass(frozenset({type_})),
                 quantity=float(policy.spare_machines * devices),
-                shortage_cost=shortage / 2,
+                shortage_cost=_shortage(policy, of_type) / 2,
             )
 
 

@@ -97,6 +97,7 @@ DEADLINES_S: dict[MachineState, float] = {
 
 RUNNING = frozenset({_S.CHECKING, _S.READY, _S.DRAINING, _S.DIAGNOSING, _S.QUARANTINED})
 IN_FLIGHT = frozenset({_S.REQUESTED, _S.BOOTING, _S.CHECKING})
+MOVING = frozenset({_S.REQUESTED, _S.BOOTING, _S.RELEASING})  # the provider's list says how far
 
 
 def after(state: MachineState, event: MachineEvent) -> MachineState:

@@ -10,17 +10,18 @@ from nagara.base.errors import NagaraError
 
 _log = logging.getLogger(__name__)
 
-Work = Callable[[], Coroutine[Any, Any, None]]
+Work = Callable[[], Coroutine[Any, Any, bool | None]]  # False: there was nothing to do
 
 
-async def guarded(work: Work) -> None:
-    """Runs it; a failure is logged."""
+async def guarded(work: Work) -> bool:
+    """Runs it; a failure is logged. Whether it did its work."""
     try:
-        await work()
+        return await work() is not False
     except NagaraError as error:
         _log.warning("%s", error)
     except Exception:  # noqa: BLE001  # a task's root
         _log.exception("a task of the pool failed")
+    return False
 
 
 async def for_all(work: Callable[[str], Coroutine[Any, Any, None]], names: Iterable[str]) -> None:

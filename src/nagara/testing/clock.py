@@ -48,6 +48,15 @@ class JumpingClock:
         self._move_to(target_s)
         await self._settle()
 
+    async def leap(self, seconds: float) -> None:
+        """Both readings go on, and nothing runs meanwhile, as while a host is suspended.
+
+        As with the system's own, who sleeps does so for time in which the host is awake.
+        """
+        self._move_to(self._monotonic_s + seconds)
+        self._sleepers = [(at_s + seconds, n, one) for at_s, n, one in self._sleepers]
+        await self._settle()
+
     def jump_wall(self, seconds: float) -> None:
         """Sets the wall clock forward or back, as a time server does; monotonic time stays."""
         self._wall_s += seconds

@@ -21,6 +21,7 @@ from nagara.contract.node import (
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    FilesReport,
     ImageOrder,
     ImageReport,
     NodeFacts,
@@ -75,6 +76,8 @@ class FakeNode:
         self.is_reachable = True
         self.images: dict[str, str] = {}  # source → index; others cannot be had
         self.brought: list[ImageOrder] = []
+        self.missing: tuple[str, ...] = ()  # what it lacks to save replicas
+        self.files: FilesReport | None = None  # of every start
         self._clock = clock or SystemClock()
         self._fails = fails or (lambda spec: None)
         self._snapshots: set[tuple[str, str, str]] = set()
@@ -87,7 +90,8 @@ class FakeNode:
     async def facts(self) -> NodeFacts:
         """A small machine."""
         self._reach()
-        return NodeFacts("fake", 2, 2**32, "process", can_snapshot=True)
+        can_snapshot = not self.missing
+        return NodeFacts("fake", 2, 2**32, "process", can_snapshot, self.missing)
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         """Finds the image in `images`."""
@@ -121,6 +125,7 @@ class FakeNode:
             stages={"files": 0.0, stage: seconds},
             elapsed_s=self._clock.monotonic_s() - begun_s,
             snapshot="fake-snapshot" if has_snapshot else None,
+            files=self.files,
             capture_wanted=spec.snapshot and script.can_snapshot and not has_snapshot,
         )
 

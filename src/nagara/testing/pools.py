@@ -107,6 +107,6 @@ class HealthyAgent:
 def a_machine(slots: int) -> PoolSetup:
     """A pool of this machine alone, with so many slots."""
     own = an_offering(
-        "local", provider="local", region="local", type="any", devices=slots, price_h=0.0
+        "local", provider="local", region="local", type="any", devices=slots, price_h=0.0, stock=0
     )
     return PoolSetup(own, lambda name, address: HealthyAgent())

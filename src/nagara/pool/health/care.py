@@ -8,7 +8,9 @@ import logging
 from nagara.contract.machine import CheckKind, DeviceEvent, HealthReport, Outcome, Vitals
 from nagara.pool.core import PoolCore
 from nagara.pool.health.brake import Brake
+from nagara.pool.health.kinds import Kinds, unexpected
 from nagara.pool.health.schedule import Candidate, at_once, due
+from nagara.pool.health.verdict import failure
 from nagara.pool.health.watchdog import Watchdog
 from nagara.pool.health.xid import Action, XidPolicy
 from nagara.pool.machines import Machine
@@ -28,6 +30,8 @@ class Care:
         self.alerts: list[str] = []
         self._policy = policy or XidPolicy()
         self._watched: set[str] = set()
+        self._stuck: set[str] = set()
+        self._kinds = Kinds()
         self._heard: dict[str, str] = {}  # mark of the last vitals, by machine
         self._reports: dict[str, HealthReport] = {}
         self._checked_s: dict[str, float] = {}  # last heavy round passed, by machine
@@ -50,7 +54,11 @@ class Care:
         if machine is None or judgement.action is Action.IGNORE:
             return judgement.action
         _log.warning("%s: %s", name, reason)
-        if judgement.action in (Action.KEEP_OUT, Action.DRAIN, Action.REMOVE):
+        is_doubtful = judgement.action is Action.KEEP_OUT and not machine.is_own
+        if judgement.action is not Action.WARN and not (
+            # Weak evidence: a driver's new code on every machine must not close the pool.
+            is_doubtful and not self._may_remove(core, machine, reason, now_s)
+        ):
             core.keep_out(name, reason)
         if judgement.action is Action.DRAIN:
             self.suspect(core, name, reason, now_s)
@@ -78,8 +86,8 @@ class Care:
         """Up to where a machine's monitor was heard, for the next question."""
         return self._heard.get(name, "")
 
-    def watch(self, core: PoolCore, every_s: float, now_s: float) -> list[str]:
-        """Expects every ready machine's monitor to make progress; gives those that do not.
+    def watch(self, core: PoolCore, every_s: float, now_s: float) -> None:
+        """Expects every ready machine's monitor to make progress.
 
         A machine whose monitor is stuck is unknown: no new leases until it speaks again.
         """
@@ -91,6 +99,7 @@ class Care:
         for name in [name for name in self._reports if name not in core.table]:
             del self._reports[name]
             self._checked_s.pop(name, None)
+        self._kinds.keep({one.name for one in core.table})
         for name in ready - self._watched:
             self.watchdog.expect(_monitor(name), every_s, now_s)
         self._watched = ready
@@ -100,7 +109,25 @@ class Care:
                 core.keep_out(name, SILENT)
             elif self.watchdog.has_spoken(_monitor(name)):
                 core.let_in(name, SILENT)
-        return sorted(stuck)
+
+    def look_for_stuck(self, now_s: float) -> None:
+        """Alerts of monitors and of the pool's own loops that have come to make no progress."""
+        stuck = set(self.watchdog.stuck(now_s))
+        for name in sorted(stuck - self._stuck):
+            self.alert(f"{name} makes no progress: what it watches is unknown")
+        self._stuck = stuck
+
+    def judge(self, machine: Machine, report: HealthReport, required: frozenset[str]) -> str | None:
+        """Why the machine must not be used after this round, or None."""
+        type_ = machine.offering.type
+        why = (
+            failure(report, required)
+            or unexpected(report, machine.offering)
+            or self._kinds.below(machine.name, type_, report)
+        )
+        if why is None:
+            self._kinds.note(machine.name, type_, report)
+        return why
 
     def checked(self, name: str, report: HealthReport, why: str | None, now_s: float) -> None:
         """A round of checks of a machine has ended; `why` None: passed."""

@@ -16,21 +16,15 @@ def required(*, has_devices: bool) -> frozenset[str]:
     return cpu.REQUIRED | nvidia.REQUIRED if has_devices else cpu.REQUIRED
 
 
-def checks_of(
-    kind: CheckKind, folder: Path, expected: nvidia.Expected | None = None
-) -> tuple[HealthCheck, ...]:
-    """The checks of one round.
-
-    `expected` None: devices are looked at if there are any, and none are missed.
-    """
+def checks_of(kind: CheckKind, folder: Path) -> tuple[HealthCheck, ...]:
+    """The checks of one round. Devices are looked at if there are any; the pool misses others."""
     memory_mib = _BURN_MIB if kind is CheckKind.HEAVY else cpu.MEMORY_MIB
     chosen = [
         *cpu.checks(folder, memory_mib=memory_mib),
         kernellog.check(kernellog.KernelLog(), XidPolicy(), kind),
     ]
-    has_devices = _has_devices()
-    if has_devices or expected is not None:
-        chosen += [*_device_checks(expected), cuda.check()]
+    if _has_devices():
+        chosen += [*_device_checks(), cuda.check(), cuda.bandwidth_check()]
         if kind is not CheckKind.BOOT:
             chosen.append(nvidia.dcgm_check(kind))
     return tuple(chosen)
@@ -47,13 +41,13 @@ def monitor_of(folder: Path) -> Monitor:
         HealthCheck("disk headroom", lambda: cpu.disk_headroom(folder)),
     ]
     if _has_devices():
-        quick += _device_checks(None)
+        quick += _device_checks()
     return Monitor(kernellog.KernelLog(), lambda: tuple(quick))
 
 
-def _device_checks(expected: nvidia.Expected | None) -> tuple[HealthCheck, ...]:
+def _device_checks() -> tuple[HealthCheck, ...]:
     try:
-        return nvidia.checks(nvidia.RealNvml(), expected)
+        return nvidia.checks(nvidia.RealNvml())
     except CannotRunError as error:
         why = str(error)
 
@@ -63,8 +57,6 @@ def _device_checks(expected: nvidia.Expected | None) -> tuple[HealthCheck, ...]:
         return tuple(HealthCheck(name, missing) for name in sorted(nvidia.REQUIRED))
 
 
-async def check_machine(
-    kind: CheckKind, folder: Path, expected: nvidia.Expected | None = None
-) -> HealthReport:
+async def check_machine(kind: CheckKind, folder: Path) -> HealthReport:
     """Looks at this machine. `folder` is on the disk that replicas use."""
-    return await run_round(kind, checks_of(kind, folder, expected))
+    return await run_round(kind, checks_of(kind, folder))

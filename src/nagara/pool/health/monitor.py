@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nagara.contract.machine import CheckResult, DeviceEvent, Outcome, Vitals
 from nagara.pool.health.kernellog import KernelLog
-from nagara.pool.health.round import CannotRunError, HealthCheck, outcome_of
+from nagara.pool.health.round import CannotRunError, HealthCheck, result_of
 from nagara.pool.health.xid import find_xids
 
 _KEPT_EVENTS = 1000
@@ -46,7 +46,7 @@ class Monitor:
 
     def round(self) -> None:
         """One round."""
-        results = [_quick(check) for check in self._checks()]
+        results = [result_of(check) for check in self._checks()]
         try:
             records = self._log.new_records()
         except CannotRunError as error:
@@ -83,7 +83,3 @@ class Monitor:
             events = tuple(event for number_, event in self._events if number_ > after)
             mark = f"{self._boot}:{self._last}" if self._last >= 0 else ""
             return Vitals(self._rounds, events, self._results, mark)
-
-
-def _quick(check: HealthCheck) -> CheckResult:
-    return CheckResult(check.name, *outcome_of(check))

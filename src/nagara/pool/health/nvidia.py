@@ -8,10 +8,11 @@ import importlib
 import json
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nagara.pool.health.round import CannotRunError, HealthCheck, UnhealthyError
+from nagara.pool.health.round import CannotRunError, HealthCheck, Measured, UnhealthyError
 
 HOT_C = 90
 _THROTTLE_FAULTS = {
@@ -19,6 +20,9 @@ _THROTTLE_FAULTS = {
     0x0000000000000040: "hardware thermal slow-down",
     0x0000000000000080: "power brake",
 }
+_IDLE = 0x0000000000000001
+LEAST_CLOCK_SHARE = 0.4  # below it a device with work is held back, a power limit or not
+CLOCK_READINGS, CLOCK_PAUSE_S = 4, 0.5
 DCGM_LEVEL = {"medium": 2, "heavy": 3}
 _DCGM_LIMIT_S = {"medium": 300.0, "heavy": 4500.0}
 
@@ -52,51 +56,49 @@ class Nvml(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a machine of its kind has."""
-
-    devices: int
-    name_part: str = ""  # of the devices' product name
-    least_driver: str = ""  # "550.54"
-
-
-def checks(nvml: Nvml, expected: Expected | None = None) -> tuple[HealthCheck, ...]:
-    """The boot checks of a machine with devices."""
+def checks(nvml: Nvml) -> tuple[HealthCheck, ...]:
+    """The boot checks of a machine with devices. How many it should have, the pool knows."""
     return (
-        HealthCheck("devices", lambda: _devices(nvml, expected), 20.0),
-        HealthCheck("driver", lambda: _driver(nvml, expected), 10.0),
+        HealthCheck("devices", lambda: _devices(nvml), 20.0),
+        HealthCheck("driver", nvml.driver_version, 10.0),
         HealthCheck("device memory errors", lambda: _memory_errors(nvml), 10.0),
         HealthCheck("temperature and throttling", lambda: _heat(nvml), 10.0),
+        HealthCheck("clocks", lambda: _clocks(nvml), 10.0),
     )
 
 
 REQUIRED = frozenset({"devices", "driver"})
 
 
-def _devices(nvml: Nvml, expected: Expected | None) -> str:
+def _devices(nvml: Nvml) -> Measured:
     found = nvml.devices()
-    if expected is not None:
-        if len(found) != expected.devices:
-            raise UnhealthyError(f"{len(found)} devices, expected {expected.devices}")
-        wrong = [one.name for one in found if expected.name_part.lower() not in one.name.lower()]
-        if wrong:
-            raise UnhealthyError(f"{wrong[0]}, expected {expected.name_part}")
     if not found:
         raise CannotRunError("no device")
-    return f"{len(found)} x {found[0].name}"
+    return Measured(f"{len(found)} x {found[0].name}", len(found))
 
 
-def _driver(nvml: Nvml, expected: Expected | None) -> str:
-    version = nvml.driver_version()
-    least = expected.least_driver if expected is not None else ""
-    if least and _numbers(version) < _numbers(least):
-        raise UnhealthyError(f"{version} is older than {least}")
-    return version
+def _clocks(nvml: Nvml) -> str:
+    """A device that has work must not stay at a low clock. One that has none may."""
+    low = _slow(nvml)
+    for _ in range(CLOCK_READINGS - 1):
+        if not low:
+            return "as fast as they should be, or idle"
+        time.sleep(CLOCK_PAUSE_S)  # it may just be speeding up
+        low = {number: text for number, text in _slow(nvml).items() if number in low}
+    if low:
+        raise UnhealthyError("; ".join(low.values()))
+    return "as fast as they should be, or idle"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+def _slow(nvml: Nvml) -> dict[int, str]:
+    return {
+        number: f"device {number} runs at {one.sm_clock_mhz} of {one.max_sm_clock_mhz} MHz"
+        for number, one in enumerate(nvml.devices())
+        if one.sm_clock_mhz is not None
+        and one.max_sm_clock_mhz is not None
+        and not (one.throttle_reasons or 0) & _IDLE
+        and one.sm_clock_mhz < LEAST_CLOCK_SHARE * one.max_sm_clock_mhz
+    }
 
 
 def _memory_errors(nvml: Nvml) -> str:

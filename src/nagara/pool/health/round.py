@@ -7,12 +7,13 @@ did not run.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nagara.contract.machine import CheckKind, CheckResult, HealthReport, Outcome
 
@@ -30,11 +31,19 @@ class UnhealthyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A detail with a figure that means the same on every machine of a kind."""
+
+    detail: str
+    figure: float
+
+
+@dataclass(frozen=True, slots=True)
 class HealthCheck:
     """A named check. `run` returns a detail, or raises one of the two errors above."""
 
     name: str
-    run: Callable[[], str]
+    run: Callable[[], str | Measured]
     limit_s: float = 60.0
 
 
@@ -61,32 +70,47 @@ async def run_round(
     return HealthReport(kind, tuple(results))
 
 
-def outcome_of(check: HealthCheck) -> tuple[Outcome, str]:
+def result_of(check: HealthCheck) -> CheckResult:
     """Runs the check here and now; a fault of the check itself is not one of the machine."""
     try:
-        return Outcome.PASS, check.run()
+        found = check.run()
     except UnhealthyError as error:
-        return Outcome.FAIL, str(error)
+        return CheckResult(check.name, Outcome.FAIL, str(error))
     except (CannotRunError, OSError) as error:
-        return Outcome.DID_NOT_RUN, str(error)
+        return CheckResult(check.name, Outcome.DID_NOT_RUN, str(error))
     except Exception as error:  # noqa: BLE001  # the root of a check
         _log.exception("the check %r broke", check.name)
-        return Outcome.DID_NOT_RUN, f"the check itself broke: {error!r}"
+        return CheckResult(check.name, Outcome.DID_NOT_RUN, f"the check itself broke: {error!r}")
+    if isinstance(found, Measured):
+        return CheckResult(check.name, Outcome.PASS, found.detail, figure=found.figure)
+    return CheckResult(check.name, Outcome.PASS, found)
 
 
 async def _run(check: HealthCheck, limit_s: float) -> CheckResult:
     begun_s = time.monotonic()
-    # A thread of its own: one that hangs must not take the next check's place.
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"check-{check.name}")
     try:
         async with asyncio.timeout(limit_s):
-            outcome, detail = await asyncio.get_running_loop().run_in_executor(
-                thread, outcome_of, check
-            )
+            result = await _on_thread(check)
     except TimeoutError:
         is_own = limit_s == check.limit_s
         why = f"hung for {limit_s:g} s" if is_own else "not done when the round's time was over"
-        outcome, detail = Outcome.FAIL, why
-    finally:
-        thread.shutdown(wait=False, cancel_futures=True)
-    return CheckResult(check.name, outcome, detail, time.monotonic() - begun_s)
+        result = CheckResult(check.name, Outcome.FAIL, why)
+    return replace(result, elapsed_s=time.monotonic() - begun_s)
+
+
+def _on_thread(check: HealthCheck) -> asyncio.Future[CheckResult]:
+    """The check on a thread of its own that neither the next check nor the process waits for."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[CheckResult] = loop.create_future()
+
+    def tell(result: CheckResult) -> None:
+        if not future.done():
+            future.set_result(result)
+
+    def work() -> None:
+        result = result_of(check)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell, result)
+
+    threading.Thread(target=work, name=f"check-{check.name}", daemon=True).start()
+    return future

@@ -41,6 +41,11 @@ class Watchdog:
         """The monitor has ended on purpose."""
         self._seen.pop(monitor, None)
 
+    def slept(self, seconds: float) -> None:
+        """Nothing could run for so long: nobody is to blame for it."""
+        for seen in self._seen.values():
+            seen.at_s += seconds
+
     def stuck(self, now_s: float) -> list[str]:
         """Monitors without progress for too long: what they watch is unknown."""
         return sorted(
