@@ -36,11 +36,11 @@ def test_a_kernel_is_compiled_once_and_found_again(cache):
 
 
 def test_another_text_gets_another_name(cache, monkeypatch, tmp_path):
-    name = build._name("gcc", build.FLAGS)
+    name = build._text_mark(build.FLAGS)
     other = tmp_path / "flat.c"
     other.write_text(build.SOURCE.read_text() + "\n")
     monkeypatch.setattr(build, "SOURCE", other)
-    assert build._name("gcc", build.FLAGS) != name
+    assert build._text_mark(build.FLAGS) != name
 
 
 def test_a_text_that_does_not_compile_leaves_nothing_behind(cache, monkeypatch, tmp_path):
@@ -156,3 +156,12 @@ def test_loading_a_kernel_leaves_the_float_mode_of_the_process_alone(cache):
     smallest = torch.tensor([1e-40])
     assert float(smallest * 1.0) > 0
     assert os.environ.get("NAGARA_ENGINE_CACHE")
+
+
+def test_without_a_compiler_one_that_was_compiled_before_is_taken(cache, monkeypatch):
+    made = build.find_or_compile(is_bfloat16=True)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert build.find_or_compile(is_bfloat16=True) == made
+    with pytest.raises(UnsupportedError, match="no C compiler"):
+        build.find_or_compile(is_bfloat16=False)

@@ -1,17 +1,26 @@
 """The app files of the demonstration and of the measurements: a model behind a server."""
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nagara.engine.errors import UnsupportedError
+from nagara.engine.kernels.build import compile_all
+
 # A cache that fits a demonstration: what a snapshot carries of it is empty, but carried.
 _VLLM_CACHE_BYTES = 128 << 20
 
 
 def own_image() -> str:
-    """The image of the virtual environment that this command runs in."""
+    """The image of the virtual environment that this command runs in.
+
+    The engine's kernels are compiled there first: an image has no compiler.
+    """
+    with contextlib.suppress(UnsupportedError):  # nor has this machine: the engine does without
+        compile_all()
     return f"venv:{sys.prefix}"
 
 

@@ -1,7 +1,9 @@
 """Compiles a kernel's C text into a shared library, once per text, machine and compiler.
 
 The library lies in a cache folder under a name made of everything that went into it, so another
-version, another CPU or another compiler never finds a stale one. Called once, at load.
+version, another CPU or another compiler never finds a stale one. Where there is no compiler, as in
+an image of an environment, one that any compiler made of the same text for this CPU is taken.
+Called once, at load.
 """
 
 import ctypes
@@ -72,11 +74,15 @@ def find_or_compile(*, is_bfloat16: bool) -> Path:
 
 def _find_or_compile(candidates: list[Path], *, is_bfloat16: bool) -> Path:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise UnsupportedError("there is no C compiler", where="kernel", hint="install gcc")
     flags = (*FLAGS, f"-DBF16={int(is_bfloat16)}")
-    name = f"flat-{_name(compiler, flags)}.so"
+    text = _text_mark(flags)
     folders = [folder for folder in candidates if _is_trusted(folder)]
+    if compiler is None:
+        made = [file for folder in folders for file in sorted(folder.glob(f"flat-{text}-*.so"))]
+        if not made:
+            raise UnsupportedError("there is no C compiler", where="kernel", hint="install gcc")
+        return made[0]
+    name = f"flat-{text}-{_compiler_mark(compiler)}.so"
     for folder in folders:
         if (folder / name).exists():
             return folder / name
@@ -104,12 +110,17 @@ def _is_trusted(folder: Path) -> bool:
     return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o002
 
 
-def _name(compiler: str, flags: tuple[str, ...]) -> str:
+def _text_mark(flags: tuple[str, ...]) -> str:
+    """Text, flags and CPU."""
     digest = hashlib.blake2b(SOURCE.read_bytes(), digest_size=10)
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    for part in (" ".join(flags).encode(), version, _cpu_flags()):
+    for part in (" ".join(flags).encode(), _cpu_flags()):
         digest.update(b"\0" + part)
     return digest.hexdigest()
+
+
+def _compiler_mark(compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    return hashlib.blake2b(version, digest_size=5).hexdigest()
 
 
 def _cpu_flags() -> bytes:
