@@ -21,6 +21,7 @@ from nagara.image.mounts import device_of, mount_points
 from nagara.image.tree import Node, new_folder
 from nagara.store.collecting import collect_local
 from nagara.store.errors import FullError
+from nagara.store.roots import put_list
 from nagara.testing.objects import noise
 from nagara.testing.origin import Origin
 from nagara.testing.random_trees import make_folder
@@ -170,6 +171,19 @@ def test_a_trace_brings_everything_a_start_touches_in_a_few_reads(
     start()
 
 
+def test_a_crafted_trace_is_passed_over_and_the_image_shown_all_the_same(
+    maker: Any, make_far_machine: MachineMaker, source: Path, tmp_path: Path, far: Origin
+) -> None:
+    image = find_image(maker.store(), "image")
+    crafted = maker.store().put_bytes(b'{"version": 1, "objects": [["../../x", []]], "packs": []}')
+    kept = put_list(maker.store(), [crafted])
+    maker.publish(far, replace(image, trace=crafted, trace_list=kept))
+    machine, target = make_far_machine(), tmp_path / "mnt"
+    mounted = machine.show(target)
+    assert machine.mounts.progress(mounted).objects == 0
+    assert listing(target) == listing(source)
+
+
 def test_pinned_images_survive_eviction_and_collection(
     make_machine: MachineMaker, source: Path, tmp_path: Path
 ) -> None:
@@ -246,24 +260,8 @@ def test_an_index_from_outside_is_read_before_the_kernel_reads_it(
 
 
 @pytest.mark.parametrize("method", ["tree", "checkout"])
-def test_a_writable_layer_over_a_fallback_shows_the_same_tree(
-    maker: Any, make_far_machine: MachineMaker, source: Path, tmp_path: Path, method: Method
-) -> None:
-    machine, target = make_far_machine(method=method), tmp_path / "mnt"
-    machine.show(target, upper=tmp_path / "upper")
-    shown, expected = listing(target), listing(source)
-    for listed in (shown, expected):
-        listed.pop(b"")  # the writable layer's own folder
-    assert shown == expected
-    (target / "small").write_bytes(b"changed")
-    machine.hide(target)
-    assert [p for p in mount_points(machine.folder) if p.target.parent.parent.name == "tree"] == []
-    assert list((machine.folder / "files").glob("copy/*/*")) == []
-
-
-@pytest.mark.parametrize("method", ["tree", "checkout"])
 def test_the_fallbacks_show_layers_too(
-    make_machine: MachineMaker, source: Path, tmp_path: Path, method: Method
+    make_machine: MachineMaker, source: Path, tmp_path: Path, method: str
 ) -> None:
     machine = make_machine(method=method)
     machine.add(source)
@@ -286,6 +284,22 @@ def test_the_fallbacks_show_layers_too(
     assert (target / "large").read_bytes() == (source / "large").read_bytes()
     machine.hide(target)
     machine.mounts.release(str(target) + "+")
+
+
+@pytest.mark.parametrize("method", ["tree", "checkout"])
+def test_a_writable_layer_over_a_fallback_shows_the_same_tree(
+    maker: Any, make_far_machine: MachineMaker, source: Path, tmp_path: Path, method: Method
+) -> None:
+    machine, target = make_far_machine(method=method), tmp_path / "mnt"
+    machine.show(target, upper=tmp_path / "upper")
+    shown, expected = listing(target), listing(source)
+    for listed in (shown, expected):
+        listed.pop(b"")  # the writable layer's own folder
+    assert shown == expected
+    (target / "small").write_bytes(b"changed")
+    machine.hide(target)
+    assert [p for p in mount_points(machine.folder) if p.target.parent.parent.name == "tree"] == []
+    assert list((machine.folder / "files").glob("copy/*/*")) == []
 
 
 @pytest.mark.parametrize("method", ["overlay", "tree", "checkout"])

@@ -98,6 +98,32 @@ def test_a_truncated_object_is_not_there(tmp_path: Path) -> None:
     folder.close()
 
 
+def test_small_contents_are_kept_many_at_a_time(tmp_path: Path) -> None:
+    folder = ObjectFolder(tmp_path)
+    tier = folder.tenant("default")
+    contents = [noise(1000 + seed, seed) for seed in range(50)]
+    names = [name_bytes(content) for content in contents]
+    tier.keep([(name, memoryview(c)) for name, c in zip(names, contents, strict=True)])
+    tier.keep([(names[0], contents[0])])  # again is no error
+    assert [content_of(tier, name) for name in names] == contents
+    assert [oct(tier.path(name).stat().st_mode & 0o777) for name in names] == ["0o444"] * 50
+    folder.syncer.flush()
+    assert all(folder.ledger.proof("default", str(name)) for name in names)
+    assert folder.ledger.count("default") == (50, 50 * 4096)
+    assert list(tier.partial.iterdir()) == []
+    folder.close()
+
+
+def test_many_contents_that_find_no_room_are_refused_together(tmp_path: Path) -> None:
+    folder = ObjectFolder(tmp_path, limit_bytes=100_000)
+    tier = folder.tenant("default")
+    contents = [noise(10_000, seed) for seed in range(20)]
+    with pytest.raises(FullError):
+        tier.keep([(name_bytes(content), content) for content in contents])
+    assert folder.ledger.count("default") == (0, 0)
+    folder.close()
+
+
 def test_the_longest_unused_objects_go_first_and_the_bound_is_kept(tmp_path: Path) -> None:
     folder = ObjectFolder(tmp_path, limit_bytes=10 * 65536)
     tier = folder.tenant("default")
