@@ -172,14 +172,11 @@ def _imports(
 ) -> dict[str, Any]:
     tree = work / "tree"
     _copy_packages(packages, module, tree)
-    native = [_native(tree, module) for _ in range(max(runs, 3))]
-    native_cold = statistics.median(cold for cold, _, _ in native)
-    native_warm = statistics.median(warm for _, warm, _ in native)
+    native = [_native_cold(tree, module) for _ in range(max(runs, 3))]
     result: dict[str, Any] = {
         "module": module,
-        "native_cold_s": native_cold,
-        "native_warm_s": native_warm,
-        "native_cold_read_bytes": statistics.median(read for _, _, read in native),
+        "native_cold_s": statistics.median(cold for cold, _ in native),
+        "native_cold_read_bytes": statistics.median(read for _, read in native),
         "imports": [],
     }
     with running_origin(work / "far") as origin, lab.machine() as maker:
@@ -191,26 +188,51 @@ def _imports(
                 maker.publish(origin, "image")
             latencies = _LATENCIES_MS[::3] if quick else _LATENCIES_MS
             for latency in (*latencies, *(_FAR_MS if trace and not quick else ())):
-                link = _LINK_BYTES_S if latency in _FAR_MS else None
-                found = [_cold(lab, origin, module, latency, link) for _ in range(runs)]
-                entry = {
-                    "latency_ms": latency,
-                    "trace": trace,
-                    "cold_s": statistics.median(cold for cold, _ in found),
-                    "requests": found[-1][1]["requests"],
-                    "bytes": found[-1][1]["bytes"],
-                }
-                entry["ratio"] = entry["cold_s"] / native_cold
-                if link is not None:  # what a start from a bucket may take
-                    carried_s = entry["bytes"] / link
-                    entry["bound_s"] = native_cold + 3 * latency / 1000 + carried_s
-                _log.info("%s", entry)
-                result["imports"].append(entry)
-        result["warm_s"], result["shared90_fetched_share"] = _warm_and_shared(
-            lab, origin, maker, tree, module
-        )
-    result["warm_ratio"] = result["warm_s"] / native_warm
+                measured = _import_from(lab, origin, tree, module, latency, runs)
+                result["imports"].append({"latency_ms": latency, "trace": trace, **measured})
+                _log.info("%s", result["imports"][-1])
+        result |= _warm(lab, origin, tree, module, runs)
+        result["shared90_fetched_share"] = _shared(lab, origin, maker, tree)
     return result
+
+
+def _import_from(
+    lab: Lab, origin: Origin, tree: Path, module: str, latency_ms: float, runs: int
+) -> dict[str, Any]:
+    """Cold imports, each beside a native cold one: others' load then falls on both."""
+    link = _LINK_BYTES_S if latency_ms in _FAR_MS else None
+    pairs = [
+        (_native_cold(tree, module)[0], _cold(lab, origin, module, latency_ms, link))
+        for _ in range(runs)
+    ]
+    counted = pairs[-1][1][1]
+    found = {
+        "cold_s": statistics.median(cold for _, (cold, _) in pairs),
+        "native_cold_s": statistics.median(native for native, _ in pairs),
+        "ratio": statistics.median(cold / native for native, (cold, _) in pairs),
+        "requests": counted["requests"],
+        "bytes": counted["bytes"],
+    }
+    if link is not None:  # what a start from a bucket may take
+        found["bound_s"] = found["native_cold_s"] + 3 * latency_ms / 1000 + counted["bytes"] / link
+    return found
+
+
+def _warm(lab: Lab, origin: Origin, tree: Path, module: str, runs: int) -> dict[str, float]:
+    """Warm imports from the mount and from the folder, in turns."""
+    with lab.machine(origin) as machine:
+        machine.show("image")
+        folders = (tree, machine.target)
+        for folder in folders:
+            timed_import(folder, module)
+        pairs = [
+            [timed_import(folder, module)[0] for folder in folders] for _ in range(max(2 * runs, 5))
+        ]
+    return {
+        "native_warm_s": statistics.median(native for native, _ in pairs),
+        "warm_s": statistics.median(mounted for _, mounted in pairs),
+        "warm_ratio": statistics.median(mounted / native for native, mounted in pairs),
+    }
 
 
 def _copy_packages(packages: Path | None, module: str, tree: Path) -> None:
@@ -228,11 +250,9 @@ def _copy_packages(packages: Path | None, module: str, tree: Path) -> None:
             shutil.copy(path, tree / path.name)
 
 
-def _native(tree: Path, module: str) -> tuple[float, float, int]:
+def _native_cold(tree: Path, module: str) -> tuple[float, int]:
     forget_pages(tree)
-    cold_s, read = timed_import(tree, module)
-    warm_s = min(timed_import(tree, module)[0] for _ in range(2))
-    return cold_s, warm_s, read
+    return timed_import(tree, module)
 
 
 def _cold(
@@ -260,10 +280,8 @@ def _record(maker: LabMachine, module: str) -> None:
     maker.hide()
 
 
-def _warm_and_shared(
-    lab: Lab, origin: Origin, maker: LabMachine, tree: Path, module: str
-) -> tuple[float, float]:
-    """Seconds of a warm import; share of bytes that a second image of which 90 % are known cost."""
+def _shared(lab: Lab, origin: Origin, maker: LabMachine, tree: Path) -> float:
+    """Share of bytes that a second image cost of which 90 % were known."""
     changed = 0
     sizes = [(path, path.stat().st_size) for path in tree.rglob("*") if path.is_file()]
     total = sum(size for _, size in sizes)
@@ -277,17 +295,14 @@ def _warm_and_shared(
     maker.add(tree, "second")
     maker.publish(origin, "second")
     with lab.machine(origin) as machine:
-        machine.show("image")
-        timed_import(machine.target, module)
-        warm_s = min(timed_import(machine.target, module)[0] for _ in range(3))
         for name in ("image", "second"):
             machine.hide()
             origin.counters()
             mounted = machine.show(name)
             machine.mounts.fill(mounted)
             _wait_filled(machine, mounted)
-        fetched = origin.counters()["bytes"]
-    return warm_s, fetched / total
+        fetched: int = origin.counters()["bytes"]
+    return fetched / total
 
 
 def _wait_filled(machine: LabMachine, mounted: Any) -> None:
