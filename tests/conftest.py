@@ -13,11 +13,15 @@ with contextlib.suppress(ImportError):
 
 import pytest
 
+from nagara.engine.openmp import be_patient
 from nagara.image.models import ModelFolder, UnknownModelError, find_model
 from nagara.sandbox.tools import Tools, find_tools
 
 # Nothing is looked up on a model hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Before anything imports torch: on a busy machine its waiting threads would take minutes.
+be_patient()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

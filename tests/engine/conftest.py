@@ -186,7 +186,7 @@ class Heard:
     reason: FinishReason | None = None
 
     def next(self) -> TokenEvent:
-        event = self.events.get(timeout=60)
+        event = self.events.get(timeout=170)  # compiling takes minutes on a busy machine
         if event.error is not None:
             raise event.error
         if event.token_id is not None:

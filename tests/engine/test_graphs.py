@@ -97,6 +97,25 @@ def test_a_padded_step_has_the_logits_of_a_plain_one(tiny, depth):
     torch.testing.assert_close(seen["graphed"][1][:3], seen["plain"][1], rtol=1e-4, atol=1e-4)
 
 
+def test_graphs_captured_ahead_are_replayed_from_the_first_step_on(tiny, depth):
+    core, plain = flat_core(tiny, depth, RecordedGraphs()), flat_core(tiny, depth, None)
+    core.capture(3)
+    captured = len(core.graphs)
+    assert captured == 2 * len(GraphShapes(SLOTS, 33, 200).of_rows(3))
+    assert not core._runner._model._cache[:, :, : 200 * BLOCK].any()
+    outputs = []
+    for one in (core, plain):
+        sequences = [make_sequence(i, prompt_of(5 + i, i, 400), params(9)) for i in range(3)]
+        for sequence in sequences:
+            one.scheduler.add(sequence)
+        while one.has_work:
+            one.step()
+        outputs.append([sequence.outputs for sequence in sequences])
+    assert outputs[0] == outputs[1]
+    assert core.graphs.replayed == 8
+    assert len(core.graphs) == captured
+
+
 def test_each_buffer_set_has_a_graph_of_its_own(tiny, depth):
     core = flat_core(tiny, depth, RecordedGraphs())
     core.scheduler.add(make_sequence(0, prompt_of(4, 0, 400), params(20)))

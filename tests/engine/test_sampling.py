@@ -24,7 +24,7 @@ def drawn(params, count=4000, logits=LOGITS):
         draws = [uniform(1, first + i) for i in range(8)]
         samples = [Sample(params, slot) for slot in range(8)]
         batch = logits.repeat(8, 1)
-        counts.update(sampler.draw(batch, samples, numbers(params, draws)).tolist())
+        counts.update(sampler.draw(batch, samples, numbers(params, draws), {}).tolist())
     return counts
 
 
@@ -33,7 +33,7 @@ def adjusted(params, prompt=(), output=(), **sample):
     sampler = Sampler(1, 5, torch.device("cpu"))
     sampler.begin(History(0, tuple(prompt), tuple(output)))
     logits = LOGITS.clone()[None]
-    sampler.draw(logits, [Sample(params, 0, **sample)], numbers(params, [0.5]))
+    sampler.draw(logits, [Sample(params, 0, **sample)], numbers(params, [0.5]), {})
     return logits[0]
 
 
@@ -86,9 +86,9 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone():
     table = torch.cat([numbers(p, [uniform(9, i)]) for i, p in enumerate(kinds)], 1)
     sampler = Sampler(5, 5, torch.device("cpu"))
     samples = [Sample(p, slot) for slot, p in enumerate(kinds)]
-    together = sampler.draw(logits.clone(), samples, table)
+    together = sampler.draw(logits.clone(), samples, table, {})
     alone = [
-        int(sampler.draw(logits[i : i + 1].clone(), [samples[i]], table[:, i : i + 1]))
+        int(sampler.draw(logits[i : i + 1].clone(), [samples[i]], table[:, i : i + 1], {}))
         for i in range(5)
     ]
     assert together.tolist() == alone
@@ -107,7 +107,7 @@ def test_a_drawn_token_counts_for_the_next_draw_without_the_host():
     sampler = Sampler(1, 5, torch.device("cpu"))
     sampler.begin(History(0, (), ()))
     drawn = [
-        int(sampler.draw(LOGITS.clone()[None], [Sample(params, 0)], numbers(params, [0.5])))
+        int(sampler.draw(LOGITS.clone()[None], [Sample(params, 0)], numbers(params, [0.5]), {}))
         for _ in range(3)
     ]
     assert drawn == [1, 3, 1] or drawn == [1, 3, 0]

@@ -2,7 +2,7 @@
 
 import threading
 
-from nagara.engine.tokenizer import Tokenizer
+from nagara.engine.tokenizer import LONG_TEXT, Tokenizer
 
 
 def test_other_threads_go_on_while_a_long_text_is_tokenized(smollm2):
@@ -31,9 +31,11 @@ def test_other_threads_go_on_while_a_long_text_is_tokenized(smollm2):
     assert at["end"] - at["begin"] > 100_000
 
 
-def test_a_batch_of_one_gives_the_tokens_of_the_text_alone(tiny):
+def test_texts_of_every_length_get_the_tokens_that_the_library_gives(tiny):
     tokenizer = Tokenizer(tiny)
-    for text in ("", "the quick brown fox", "žluťoučký kůň 🐎"):
+    long = "the quick žluťoučký kůň 🐎 " * 50
+    assert len(long) > LONG_TEXT
+    for text in ("", "the quick brown fox", long):
         for special in (True, False):
             expected = tokenizer._tokenizer.encode(text, add_special_tokens=special).ids
             assert tokenizer.encode(text, add_special=special) == expected

@@ -1,9 +1,8 @@
 """Many prompts' whole answers, computed together, for whoever waits for all of them.
 
-Called on the caller's thread; the step thread puts what it tells into a queue.
+Called on the caller's thread; what the step thread tells comes through a letterbox.
 """
 
-import queue
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Protocol
 from nagara.engine.answer import AnswerBuilder, merge
 from nagara.engine.errors import OverloadedError
 from nagara.engine.events import Receiver, TokenEvent
+from nagara.engine.mailbox import Letterbox
 from nagara.engine.progress import Progress, shown_progress
 from nagara.engine.request import Output, SamplingParams
 from nagara.engine.tokenizer import Tokenizer
@@ -30,10 +30,18 @@ class Computing(Protocol):
 
 
 class Batch:
-    """Prompts that are answered once, in their order. `check`s all of them first."""
+    """Prompts that are answered once, in their order. `check`s all of them first.
+
+    Args:
+        letters: one that the engine flushes after each step.
+    """
 
     def __init__(
-        self, engine: Computing, prompts: Sequence[list[int]], params: SamplingParams
+        self,
+        engine: Computing,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        letters: Letterbox,
     ) -> None:
         for prompt in prompts:
             engine.check(prompt, params)
@@ -42,7 +50,7 @@ class Batch:
         self._waiting = deque(enumerate(prompts))
         self._builders = [AnswerBuilder(engine.tokenizer, params, len(p)) for p in prompts]
         self._pieces: list[list[Output]] = [[] for _ in prompts]
-        self._events: queue.SimpleQueue[tuple[int, TokenEvent]] = queue.SimpleQueue()
+        self._letters = letters
         self._keys: dict[int, int] = {}  # of those computed: index → key
 
     def run(self, progress: Progress | bool) -> list[Output]:
@@ -53,9 +61,10 @@ class Batch:
             with shown_progress(progress, count) as show:
                 while ended < count:
                     self._submit_some()
-                    if self._take(*self._events.get()):
-                        ended += 1
-                        show(ended, count)
+                    for index, event in self._letters.take():
+                        if self._take(index, event):
+                            ended += 1
+                            show(ended, count)
         finally:
             for key in self._keys.values():
                 self._engine.cancel(key)
@@ -66,17 +75,13 @@ class Batch:
         while self._waiting:
             index, prompt = self._waiting[0]
             try:
-                receiver = partial(self._hear, index)
+                receiver = partial(self._letters.post, index)
                 self._keys[index] = self._engine.submit(prompt, self._params, receiver)
             except OverloadedError:
                 if not self._keys:
                     raise  # others hold every place
                 return
             self._waiting.popleft()
-
-    def _hear(self, index: int, event: TokenEvent) -> None:
-        """On the step thread."""
-        self._events.put((index, event))
 
     def _take(self, index: int, event: TokenEvent) -> bool:
         """Adds what one answer's event brings; True when the answer has ended by it."""

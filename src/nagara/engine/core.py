@@ -57,6 +57,11 @@ class Core:
         """The graphs captured so far, where the device has such."""
         return self._runner.graphs
 
+    def capture(self, rows: int) -> None:
+        """Capture the graphs of steps with so many rows ahead of need; not while a step runs."""
+        assert not self._in_flight
+        self._runner.capture(rows)
+
     @property
     def has_work(self) -> bool:
         return bool(self._in_flight) or not self.scheduler.is_idle

@@ -6,7 +6,7 @@ Text is made on the receiving side; the step thread decodes only what has stop s
 
     any thread        submit, cancel, sleep, wake ──► inbox ──► step thread: loop of `Core.step`
     asyncio loop      stream  ◄── Mailbox ◄── receivers ◄──┘        │ submit       ▲ events
-    caller's thread   generate ◄── queue  ◄──┘                      └► device streams
+    caller's thread   generate ◄── Letterbox ◄┘                     └► device streams
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from nagara.engine.graph_shapes import GraphShapes
 from nagara.engine.graphs import CudaGraphs
 from nagara.engine.inputs import Capacity
 from nagara.engine.loading import LoadedModel, load_model
-from nagara.engine.mailbox import Mailbox
+from nagara.engine.mailbox import Letterbox, Mailbox
 from nagara.engine.progress import Progress
 from nagara.engine.request import FinishReason, Output, SamplingParams, fresh_seed
 from nagara.engine.runner import Graphing, Runner
@@ -130,7 +130,7 @@ class Engine:
         self._wake_up = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._by_key: dict[int, Sequence] = {}
-        self._mailboxes: dict[int, Mailbox] = {}
+        self._mailboxes: dict[int, Mailbox | Letterbox] = {}
         self._next_key = 0
         self._places: set[int] = set()  # keys of those that count; guarded by `_wake_up`
         self._active_s = 0.0
@@ -259,7 +259,7 @@ class Engine:
         ids = self._ids(prompt)
         loop = asyncio.get_running_loop()
         mailbox = self._mailboxes.get(id(loop))
-        if mailbox is None:
+        if not isinstance(mailbox, Mailbox):
             ended = [key for key, box in self._mailboxes.items() if box.is_over]
             for key in ended:
                 self._mailboxes.pop(key, None)
@@ -287,7 +287,13 @@ class Engine:
                 every place of the engine.
             EngineError: the engine failed.
         """
-        return Batch(self, [self._ids(prompt) for prompt in prompts], params).run(progress)
+        letters = Letterbox()
+        self._mailboxes[id(letters)] = letters
+        try:
+            ids = [self._ids(prompt) for prompt in prompts]
+            return Batch(self, ids, params, letters).run(progress)
+        finally:
+            del self._mailboxes[id(letters)]
 
     def stats(self) -> EngineStats:
         """A snapshot; the numbers may be a step apart from each other."""

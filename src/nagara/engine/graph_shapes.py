@@ -44,6 +44,11 @@ class GraphShapes:
         self.blocks = (*widths, most_blocks)
         self.spare_block = spare_block
 
+    def of_rows(self, rows: int) -> list[GraphShape]:
+        """The shapes that steps of so many rows take, by growing width."""
+        padded = self.rows[bisect_left(self.rows, rows)]
+        return [GraphShape(padded, blocks) for blocks in self.blocks]
+
     def choose(self, plan: StepPlan) -> GraphShape | None:
         """The smallest shape that holds the plan; None if it is to be launched as it is."""
         if any(run.rows != 1 or not run.samples for run in plan.runs):

@@ -6,6 +6,7 @@ Host side: the step thread. Device side: `_compute`, on the compute stream.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -113,6 +114,21 @@ class Runner:
         buffers.in_use = out
         return Launched(plan, buffers, out, samples, alternatives is not None, faults)
 
+    def capture(self, rows: int) -> None:
+        """Capture the graphs of steps with so many rows ahead of need. Nothing may be in flight.
+
+        What runs for it has padded rows only: they touch nothing that anybody owns.
+        """
+        if self._shapes is None:
+            return
+        for shape in self._shapes.of_rows(rows):
+            for buffers in self._sets:
+                buffers.row_count = buffers.width = 0
+                buffers.pad(shape, self._block_size, self._shapes.spare_block)
+                arrived = self._device.inward.submit(buffers.copy_in)
+                work = partial(self._forward, buffers, shape)
+                self._device.compute.submit(work, (arrived,)).wait()
+
     def read(self, step: Launched) -> Results:
         """Wait for a step and take its results. The one place where the host waits.
 
@@ -165,9 +181,10 @@ class Runner:
         def work() -> torch.Tensor:
             return self._model.forward(buffers.inputs(self._last_token))
 
-        if shape is None or self.graphs is None:
-            return work()
-        return self.graphs.run(buffers.index, shape, work)
+        with torch.inference_mode():
+            if shape is None or self.graphs is None:
+                return work()
+            return self.graphs.run(buffers.index, shape, work)
 
 
 def _sample(run: Run) -> Sample:

@@ -31,12 +31,11 @@ from nagara.engine.metrics import ServerMetrics
 from nagara.engine.openai_shapes import ChatShape, CompletionShape, Shape
 from nagara.engine.request import Output, SamplingParams
 from nagara.engine.settings import EngineSettings
-from nagara.engine.tokenizer import Tokenizer
+from nagara.engine.tokenizer import LONG_TEXT, Tokenizer
 
 log = logging.getLogger("nagara.engine")
 
 MAX_BODY_BYTES = 8 << 20
-LONG_TEXT = 4096  # characters; fewer are tokenized sooner than a thread is asked
 AWAKE_NOT_NEEDED = ("/wake", "/sleep", "/metrics")
 LAST_WORDS_S = 0.3  # how long open connections may take when the server ends
 

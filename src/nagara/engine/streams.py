@@ -25,7 +25,7 @@ import torch
 
 from nagara.engine.errors import EngineError, UnsupportedError
 
-Work = Callable[[], None]
+Work = Callable[[], object]  # what it returns is not used
 
 
 class Event(Protocol):

@@ -16,6 +16,7 @@ import tokenizers
 from nagara.engine.errors import ModelFolderError, RequestError
 from nagara.engine.modelfolder import read_json_object
 
+LONG_TEXT = 512  # characters: about half a millisecond
 REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are no whole character yet
 
 
@@ -47,9 +48,12 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        # A batch of one: only the batch call releases the GIL
-        encoded = self._tokenizer.encode_batch([text], add_special_tokens=add_special)
-        ids: list[int] = encoded[0].ids
+        """The text's tokens. Long texts are tokenized without holding the interpreter's lock."""
+        if len(text) < LONG_TEXT:
+            encoded = self._tokenizer.encode(text, add_special_tokens=add_special)
+        else:  # a batch of one: only the batch call releases the lock
+            [encoded] = self._tokenizer.encode_batch([text], add_special_tokens=add_special)
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:

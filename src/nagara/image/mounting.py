@@ -33,12 +33,7 @@ from nagara.image.lazy_layer import (
     launch_detached,
 )
 from nagara.image.mount_api import mount_overlay_on
-from nagara.image.mounts import (
-    MountError,
-    mount_erofs,
-    mount_points,
-    unmount_if_mounted,
-)
+from nagara.image.mounts import MountError, mount_erofs, mount_points, unmount_if_mounted
 from nagara.image.prefetch import Progress, boot_id
 from nagara.image.recorder import Touch
 from nagara.image.tracing import add_recording, wants_recording

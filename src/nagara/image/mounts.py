@@ -10,14 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
-from nagara.base.linux import (
-    MNT_DETACH,
-    MS_NODEV,
-    MS_NOSUID,
-    MS_RDONLY,
-    mount,
-    unmount,
-)
+from nagara.base.linux import MNT_DETACH, MS_NODEV, MS_NOSUID, MS_RDONLY, mount, unmount
 
 # A mount(2) call passes its options in one page.
 _OPTIONS_LIMIT_BYTES = 4095
