@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,26 @@ MachineMaker = Callable[..., Machine]
 
 
 @pytest.fixture
+def far(tmp_path: Path) -> Iterator[Origin]:
+    """An origin that machines can have as their tier."""
+    (tmp_path / "far").mkdir()
+    with running_origin(tmp_path / "far") as origin:
+        yield origin
+
+
+@pytest.fixture
+def publish(make_machine: Callable[..., Machine], far: Origin) -> Callable[[Path], Machine]:
+    """Imports a folder on one machine and gives another one that finds it at the origin."""
+
+    def to_another(source: Path) -> Machine:
+        maker = make_machine("maker")
+        push(maker.store(), FolderTier(far.root, "default"), maker.add(source).image.to_root())
+        return make_machine("other", json.dumps({"tiers": [{"kind": "http", "url": far.url}]}))
+
+    return to_another
+
+
+@pytest.fixture
 def make_machine(tmp_path: Path, keeper: Path) -> Iterator[Callable[..., Machine]]:
     """Machines below the test's folder; afterwards nothing of them is mounted or running."""
     if os.geteuid() != 0:
@@ -153,7 +174,7 @@ def make_machine(tmp_path: Path, keeper: Path) -> Iterator[Callable[..., Machine
     yield make
     unmount_tree(tmp_path / "mnt")
     for machine in made:
-        machine.mounts.reconcile(())  # whole trees by FUSE go with their holders
+        machine.mounts.reconcile(())  # what a test did not release, whole trees by FUSE among it
         for tenant in machine.objects.tenant_names():
             with contextlib.suppress(Exception):
                 machine.mounts.lazy_layer(tenant).unmount()
