@@ -21,6 +21,7 @@ from nagara.control.errors import (
 
 CONTROL_FILE = "control.json"
 _POLL_S = 0.2
+_DEPLOY_S = 24 * 3600.0  # images may be large and far; `status` tells how far they are
 
 
 class ControlClient:
@@ -43,7 +44,9 @@ class ControlClient:
     def deploy(self, text: str, file: str) -> list[dict[str, Any]]:
         """Deploys the apps of an app file's text; `file` names it in messages."""
         query = urlencode({"file": file})
-        apps: list[dict[str, Any]] = self._call("PUT", f"/api/apps?{query}", text.encode())["apps"]
+        patient = ControlClient(self.url, self._token, timeout_s=_DEPLOY_S)
+        answer = patient._call("PUT", f"/api/apps?{query}", text.encode())
+        apps: list[dict[str, Any]] = answer["apps"]
         return apps
 
     def apps(self) -> list[dict[str, Any]]:

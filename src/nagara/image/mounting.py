@@ -268,7 +268,8 @@ class ImageMounts:
                     self._drop_unneeded(entry.name)
                     if place == "lazy" and entry.name not in held:
                         self.lazy_layer(entry.name).unmount()
-                        entry.rmdir()
+                        with contextlib.suppress(OSError):
+                            entry.rmdir()
 
     def close(self) -> None:
         """Ends supervision and stores; mounts and daemons stay."""

@@ -93,7 +93,10 @@ class ContainerRuntime:
         await self._layers.unmount_all()
 
     async def took_over(self, replicas: Collection[str]) -> None:
-        await in_thread(self.trees.reconcile, replicas)
+        await in_thread(self.trees.images.reconcile, replicas)
+
+    def resume(self) -> None:
+        self.trees.images.resume()
 
     async def close(self, *, take_down: bool) -> None:
         await self._layers.unmount_all()

@@ -127,6 +127,7 @@ class LocalNode:
         for name in kept:  # a process whose folder is gone: nobody answers for it
             await self._clear_away(ReplicaFolder(self._root / name))
         await self._runtime.took_over(frozenset(self._replicas))
+        self._leisure.begin(self._runtime.resume)  # calls are answered meanwhile
 
     async def _clear_away(self, folder: ReplicaFolder) -> None:
         """Removes an earlier node's replica; one that resists does not keep others from work."""

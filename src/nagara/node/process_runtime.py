@@ -65,6 +65,9 @@ class ProcessRuntime:
     async def took_over(self, replicas: Collection[str]) -> None:
         await in_thread(self._images.reconcile, replicas)
 
+    def resume(self) -> None:
+        self._images.resume()
+
     async def close(self, *, take_down: bool) -> None:
         await in_thread(self._images.close, take_down=take_down)
 

@@ -369,8 +369,16 @@ class NodeImages:
                 continue
             mounts.release(holder)
         mounts.take_down_unneeded()
-        for tenant in {pin.tenant for pin in mounts.pins()}:
-            mounts.resume(tenant)
+
+    def resume(self) -> None:
+        """Looks after the file daemons of an earlier node again: of tenants with replicas."""
+        if self._mounts is None:
+            return
+        for tenant in {pin.tenant for pin in self._mounts.pins()}:
+            try:
+                self._mounts.resume(tenant)
+            except NagaraError as error:
+                _log.error("files of %s's replicas cannot be read: %s", tenant, error)
 
     def forget_app(self, tenant: str, app: str) -> None:
         """Takes the names of the app's images away; `nagara store gc` frees what they kept."""

@@ -4,7 +4,7 @@ It knows the differences between the two, so that the runtime need not. Belongs 
 loop; whatever waits for a disk or a daemon goes through a worker thread.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,3 @@ class ReplicaTrees:
 
     def _model_bind(self, model: ModelMount) -> Bind:
         return Bind(self._models / model.name, Path("/models") / model.name)
-
-    def reconcile(self, replicas: Collection[str]) -> None:
-        """Takes back what replicas of an earlier node held that are gone. Blocking."""
-        self.images.reconcile(replicas)

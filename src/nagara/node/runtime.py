@@ -48,6 +48,10 @@ class Runtime(Protocol):
         """These replicas of an earlier process go on; what others of it held is given up."""
         ...
 
+    def resume(self) -> None:
+        """Looks after what works for the replicas taken over. Blocking, after `took_over`."""
+        ...
+
     async def close(self, *, take_down: bool) -> None:
         """Undoes `open`. Replicas may go on running, unless everything is to be taken down."""
         ...
