@@ -99,9 +99,9 @@ class Machine:
         name: str = "image",
         *,
         upper: Path | None = None,
-        prefer_lazy: bool = False,
+        **options: Any,
     ) -> MountedImage:
-        """Mounts an image; with `upper` it can be written."""
+        """Mounts an image, for everybody to see; with `upper` it can be written."""
         target.mkdir(parents=True, exist_ok=True)
         work = None
         if upper is not None:
@@ -109,7 +109,7 @@ class Machine:
             for folder in (upper, work):
                 folder.mkdir(exist_ok=True)
         image = find_image(self.store(), name)
-        mounted = self.mounts.mount("default", image, str(target), prefer_lazy=prefer_lazy)
+        mounted = self.mounts.mount("default", image, str(target), **options)
         self.mounts.mount_at(mounted, target, upper=upper, work=work)
         return mounted
 
@@ -143,18 +143,6 @@ def far(tmp_path: Path) -> Iterator[Origin]:
 
 
 @pytest.fixture
-def publish(make_machine: Callable[..., Machine], far: Origin) -> Callable[[Path], Machine]:
-    """Imports a folder on one machine and gives another one that finds it at the origin."""
-
-    def to_another(source: Path) -> Machine:
-        maker = make_machine("maker")
-        push(maker.store(), FolderTier(far.root, "default"), maker.add(source).image.to_root())
-        return make_machine("other", json.dumps({"tiers": [{"kind": "http", "url": far.url}]}))
-
-    return to_another
-
-
-@pytest.fixture
 def make_machine(tmp_path: Path, keeper: Path) -> Iterator[Callable[..., Machine]]:
     """Machines below the test's folder; afterwards nothing of them is mounted or running."""
     if os.geteuid() != 0:
@@ -181,14 +169,6 @@ def make_machine(tmp_path: Path, keeper: Path) -> Iterator[Callable[..., Machine
         unmount_tree(machine.folder)
         machine.mounts.close()
         machine.objects.close()
-
-
-@pytest.fixture
-def far(tmp_path: Path) -> Iterator[Origin]:
-    """An origin whose behaviour a test decides."""
-    (tmp_path / "far").mkdir()
-    with running_origin(tmp_path / "far") as origin:
-        yield origin
 
 
 @pytest.fixture
