@@ -193,7 +193,7 @@ except OSError as error:
 """
     seen, refusal = await inside(code)
     assert seen
-    bound = inside.yard.node._runtime._needed
+    bound = inside.yard.node._runtime.trees.machine_folders(inside.yard.spec())
     if any(Path(sys.prefix).is_relative_to(folder) for folder in bound):
         assert refusal == "Read-only file system"
     assert not Path(sys.prefix, "written").exists()
