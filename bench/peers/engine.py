@@ -34,7 +34,8 @@ _MARK = "speed:"
 # function that does the work and returns how many tokens were made.
 COMMON = """
 import json, sys, time
-folder, new, prompts = sys.argv[1], int(sys.argv[2]), json.load(sys.stdin)
+folder, new, is_eager = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "eager"
+prompts = json.load(sys.stdin)
 def report(run, dtype):
     run()
     started = time.perf_counter()
@@ -99,7 +100,8 @@ report(run, model.dtype)
 from vllm import LLM, SamplingParams
 if __name__ == "__main__":
     model = LLM(folder, dtype="bfloat16", max_num_seqs=len(prompts), max_model_len=2048,
-                kv_cache_memory_bytes=1 << 30, enable_prefix_caching=False)
+                kv_cache_memory_bytes=1 << 30, enable_prefix_caching=False,
+                enforce_eager=is_eager)
     params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
     asked = [{"prompt_token_ids": p} for p in prompts]
     def run():
@@ -123,7 +125,9 @@ def interpreter(peer: str) -> str:
     return str(Path(done.stdout.strip()) / "bin/python")
 
 
-def measure(peer: str, folder: Path, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+def measure(
+    peer: str, folder: Path, prompts: list[list[int]], tokens: int, mode: str
+) -> dict[str, Any]:
     """`tok_s` and `dtype` of one run in a process of its own.
 
     Raises RuntimeError with the end of what it wrote if it fails.
@@ -131,7 +135,7 @@ def measure(peer: str, folder: Path, prompts: list[list[int]], tokens: int) -> d
     settings = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     began_s = time.perf_counter()
     done = subprocess.run(
-        [interpreter(peer), "-c", COMMON + PROGRAMS[peer], str(folder), str(tokens)],
+        [interpreter(peer), "-c", COMMON + PROGRAMS[peer], str(folder), str(tokens), mode],
         input=json.dumps(prompts),
         capture_output=True,
         text=True,
@@ -146,14 +150,14 @@ def measure(peer: str, folder: Path, prompts: list[list[int]], tokens: int) -> d
 
 
 def rounds(
-    peers: list[str], folder: Path, prompts: list[list[int]], tokens: int, runs: int
+    peers: list[str], folder: Path, prompts: list[list[int]], tokens: int, runs: int, mode: str
 ) -> list[dict[str, Any]]:
     """One document per round: what each measured, and nagara's second time."""
     found = []
     for number in range(runs):
         measured: dict[str, Any] = {}
         for name in ("nagara", *peers, "nagara again"):
-            measured[name] = measure(name.split()[0], folder, prompts, tokens)
+            measured[name] = measure(name.split()[0], folder, prompts, tokens, mode)
             said = f"{measured[name]['tok_s']:.0f} tok/s (load {measured[name]['load']:.1f})"
             sys.stderr.write(f"round {number + 1}/{runs}: {name} {said}\n")
         found.append(measured)
@@ -204,12 +208,17 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128, help="new tokens for each prompt")
-    parser.add_argument("--small", action="store_true", help="one round, 16 prompts, 32 tokens")
+    parser.add_argument("--vllm-eager", action="store_true", help="vllm without compiling")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="one round, 8 prompts, 16 tokens, vllm without compiling",
+    )
     parser.add_argument("--peers", default="padded,batched,vllm")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.small:
-        args.runs, args.prompts, args.tokens = 1, 16, 32
+        args.runs, args.prompts, args.tokens, args.vllm_eager = 1, 8, 16, True
     peers = [name for name in args.peers.split(",") if name]
     if unknown := [name for name in peers if name not in PROGRAMS]:
         parser.error(f"unknown peers {', '.join(unknown)}; known: {', '.join(PROGRAMS)}")
@@ -218,12 +227,14 @@ def main() -> int:
         [draw.randrange(100, 40000) for _ in range(draw.randrange(32, 128))]
         for _ in range(args.prompts)
     ]
-    measured = rounds(peers, args.model, prompts, args.tokens, args.runs)
+    mode = "eager" if args.vllm_eager else "default"
+    measured = rounds(peers, args.model, prompts, args.tokens, args.runs, mode)
     found = {
         "machine": machine(),
         "command": " ".join(["bench/peers/engine.py", *sys.argv[1:]]),
         "prompts": args.prompts,
         "new_tokens": args.tokens,
+        "vllm_mode": mode,
         "runs": args.runs,
         **figures(peers, measured),
         "rounds": measured,

@@ -173,9 +173,16 @@ def test_an_image_is_brought_at_deployment_and_the_version_names_its_tree(
 
     node.images["dir:/srv/app"] = "first.1"
     node.files = FilesReport(
-        "dir", "lazy", 900, 2_000_000, 90, 1_000_000, 40, 500_000,
-        (TierRead("local", 50, 600_000), TierRead("zone", 40, 400_000)),
-    )  # fmt: skip
+        "dir",
+        "lazy",
+        objects=900,
+        size_bytes=2_000_000,
+        read_objects=90,
+        read_bytes=1_000_000,
+        prefetched_objects=40,
+        prefetched_bytes=500_000,
+        tiers=(TierRead("local", 50, 600_000), TierRead("zone", 40, 400_000)),
+    )
     assert nagara("deploy", str(file)).exit_code == 0
     assert call(state, "smol") == 200
     (replica,) = node.live.values()

@@ -17,7 +17,7 @@ POOL_PAGE = (ROOT / "docs" / "pool.md").read_text()
 def test_the_examples_can_be_deployed() -> None:
     examples = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     apps = [parse_apps(example, "docs/apps.md") for example in examples]
-    assert [[app.name for app in found] for found in apps] == [["smol"], ["files"]]
+    assert [[app.name for app in found] for found in apps] == [["smol"], ["files"], ["smol"]]
 
 
 def test_the_example_of_the_page_on_snapshots_can_be_deployed() -> None:

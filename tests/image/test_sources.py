@@ -23,6 +23,7 @@ from nagara.image.models import ModelError
 from nagara.image.registry import Credentials, parse_reference
 from nagara.image.sources import RegistryAccess, import_image, parse_source
 from nagara.image.tree import walk
+from nagara.store.roots import read_list
 from nagara.store.store import Store
 from nagara.testing.image_layouts import (
     CONFIG,
@@ -31,6 +32,7 @@ from nagara.testing.image_layouts import (
     MANIFEST_KIND,
     blobs_of,
     digest,
+    tar_of,
     write_layout,
 )
 from nagara.testing.objects import noise
@@ -49,6 +51,32 @@ def test_an_oci_layout(store: Store, tmp_path: Path) -> None:
     assert contents(store, f"oci:{layout}:v1") == EXPECTED
     with pytest.raises(BadArchiveError, match="named v2"):
         import_image(store, f"oci:{layout}:v2", "image")
+
+
+def test_an_image_that_is_known_is_not_read_again(store: Store, tmp_path: Path) -> None:
+    layout = write_layout(tmp_path / "layout")
+    first, _ = import_image(store, f"oci:{layout}", "first")
+    for layer in blobs_of(LAYERS)[0]:
+        path = layout / "blobs" / layer.replace(":", "/")
+        if path.read_bytes()[:2] == b"\x1f\x8b":  # a layer: it would be missed
+            path.unlink()
+    again, _ = import_image(store, f"oci:{layout}", "again")
+    assert again.image.index == first.image.index
+    assert (again.image.name, again.image.config) == ("again", first.image.config)
+    assert again.new_bytes == 0
+
+
+def test_an_image_that_is_known_but_not_all_here_is_read_again(
+    store: Store, tmp_path: Path
+) -> None:
+    layout = write_layout(tmp_path / "layout", [tar_of({"large": noise(5000)})])
+    first, _ = import_image(store, f"oci:{layout}", "first")
+    for name in read_list(store, first.image.list):
+        if name.size == 5000:
+            store.local.discard(name)
+    again, _ = import_image(store, f"oci:{layout}", "again")
+    assert again.new_bytes == 5000
+    assert again.image.index == first.image.index
 
 
 def test_a_blob_that_is_not_what_its_digest_says_is_refused(store: Store, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from nagara.testing.objects import noise
 from nagara.testing.origin import Behaviour, Origin
 
 pytestmark = pytest.mark.root
+MachineMaker = Callable[..., Any]
 _STALLED = 100
 # Prints a line for each read that ends, however.
 _READERS = """
@@ -31,7 +32,7 @@ print("asking", flush=True)
 
 
 def test_a_hundred_stalled_readers_do_not_hold_up_another_object(
-    publish: Callable[[Path], Any], tmp_path: Path, far: Origin
+    make_machine: MachineMaker, make_far_machine: MachineMaker, tmp_path: Path, far: Origin
 ) -> None:
     source, target = tmp_path / "source", tmp_path / "mnt"
     source.mkdir()
@@ -39,7 +40,9 @@ def test_a_hundred_stalled_readers_do_not_hold_up_another_object(
         (source / f"stalled-{number}").write_bytes(noise(8000, number))
     for name in ("fast", "later"):
         (source / name).write_bytes(noise(3000, len(name)))
-    publish(source).show(target)
+    maker = make_machine("maker")
+    maker.publish(far, maker.add(source).image)
+    make_far_machine().show(target)
     far.counters(reset=True)
     far.behave(Behaviour(stall_after=0, from_bytes=4000))
     paths = [str(target / f"stalled-{number}") for number in range(_STALLED)]

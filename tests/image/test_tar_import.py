@@ -1,5 +1,6 @@
 import gzip
 import io
+import os
 import stat
 import subprocess
 import tarfile
@@ -224,6 +225,10 @@ def test_odd_names_modes_times_owners_attributes_and_devices(make_tree: Any) -> 
         b"trusted.overlay.opaque": b"y",
     }
     assert tree.kids[b"\xff\xfe\n"].inline == b"2"
+    assert (tree.kids[b"s"].kind, tree.kids[b"s"].target) == (stat.S_IFLNK, b"t" * 4095)
+    assert (tree.kids[b"c"].kind, tree.kids[b"c"].rdev) == (stat.S_IFCHR, os.makedev(8, 300))
+    assert (tree.kids[b"b"].kind, tree.kids[b"b"].rdev) == (stat.S_IFBLK, os.makedev(259, 1))
+    assert (tree.kids[b"p"].kind, tree.kids[b"p"].rdev) == (stat.S_IFIFO, 0)
     assert tree.kids[b"old"].mtime_ns == -1_500_000_000
 
 

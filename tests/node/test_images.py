@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from nagara.contract.node import BadImageError
 from nagara.contract.replica import ImageOrder, ModelMount, StartKind
-from nagara.image.images import find_image
+from nagara.image.images import find_image, list_images
 from nagara.image.mounting import ImageMounts
 from nagara.node.clearing import clear
 from nagara.node.leaks import holdings
@@ -357,3 +357,19 @@ async def test_without_root_an_image_is_copied_and_is_a_plain_processs_root(
     finally:
         await yard.close()
         yard.force_away()
+
+
+async def test_an_app_keeps_its_newest_trees_only(imaged, tree):
+    folder = tree / "changing"
+    folder.mkdir()
+    seen = []
+    for number in range(6):
+        (folder / "file").write_text(f"content {number}")
+        order = ImageOrder("default", "changing", f"dir:{folder}")
+        seen.append((await imaged.node.bring_image(order)).index)
+    local = mounts_of(imaged).store("default").local
+    names = {each.name for each in list_images(local)}
+    kept = [index for index in seen if app_image("changing", index) in names]
+    assert kept == seen[-4:]
+    await imaged.node.forget_app("default", "changing")
+    assert not [e for e in list_images(local) if e.name.startswith("app.changing.")]

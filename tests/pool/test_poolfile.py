@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from nagara.pool.errors import PoolFileError
-from nagara.pool.poolfile import open_providers, plan_of_file, read_pool_file
+from nagara.pool.poolfile import open_providers, own_slots, plan_of_file, read_pool_file
 
 GOOD = """
 [pool]
@@ -39,7 +39,8 @@ def test_a_pool_file_is_read_whole(tmp_path: Path) -> None:
     assert file.policy.service == 0.99
     assert file.policy.spare_machines == 0
     assert file.policy.ramps == (("rack", 5),)
-    assert [one.name for one in open_providers(file, tmp_path)] == ["local", "rack"]
+    assert own_slots(file) == 4
+    assert [one.name for one in open_providers(file)] == ["rack"]
     assert file.demands[0].slots == 2
 
 
@@ -54,6 +55,10 @@ def test_a_pool_file_is_read_whole(tmp_path: Path) -> None:
         ("[provider.x]\nkind = 'cloud'", "one of: local, command, skypilot"),
         ("[provider.x]\nkind = 'local'", "provider.x.slots"),
         ("[provider.x]\nkind = 'local'\nslots = 0", "provider.x.slots"),
+        (
+            "[provider.x]\nkind = 'local'\nslots = 1\n[provider.y]\nkind = 'local'\nslots = 1",
+            "only once",
+        ),
         ("[provider.x]\nkind = 'command'\nofferings = 'ls'", "provider.x.offerings must be a list"),
         ("[[demand]]\nslots = 'two'", "demand.slots"),
         ("[[demand]]\nslots = 1\ntypes = [1]", "demand.types"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nagara.contract.machine import MachineUnreachableError, ProviderError
+from nagara.contract.machine import CheckKind, MachineUnreachableError, ProviderError
 from nagara.pool import asking
 from nagara.pool.actions import NoSlot
 from nagara.pool.demandclass import ANY
@@ -175,7 +175,7 @@ async def test_a_check_that_hangs_on_its_machine_ends_with_the_machines_deadline
         await filled(world)
         name = next(one.name for one in world.service.core.table)
         world.agents[name].is_hung = True
-        world.service.replica_failed(name, "illegal memory access")
+        await world.service.diagnose(name, CheckKind.MEDIUM)
         await until_hung(world, 5)
         machine = world.service.core.table.named(name)
         assert machine.state is MachineState.DIAGNOSING

@@ -103,6 +103,15 @@ def _llama(folder: Path) -> str:
     return _app("llama", command, "/v1/models", snapshot=snapshot)
 
 
+def _llama_node(folder: Path) -> str:
+    script = 'mkdir -p /srv/app && printf %s "$0" >/srv/app/llama.mjs && '
+    script += 'exec node /srv/app/llama.mjs "$2" "$1"'
+    command = _with_source(script, APPS / "llama.mjs", str(folder))
+    body = json.dumps(_GREEDY).replace('": ', '" = ')
+    snapshot = f'{{canary = {{path = "/v1/completions", body = {body}}}}}'
+    return _app("llama-node", command, "/", snapshot=snapshot)
+
+
 SERVERS = (
     RealServer(
         "engine",
@@ -130,6 +139,7 @@ SERVERS = (
         capture_s=1500.0,
     ),
     RealServer("llama", "llama", _llama, (Question("/v1/completions", _GREEDY),)),
+    RealServer("llama-node", "llama-node", _llama_node, (Question("/v1/completions", _GREEDY),)),
     RealServer("caddy", "caddy", _caddy, (Question("/file", is_of_start=True),)),
     RealServer("holding", None, _holding, (Question("/rows"), Question("/other"))),
 )  # fmt: skip

@@ -1,6 +1,8 @@
 import contextlib
 import http.client
 import json
+import os
+import resource
 import socket
 import threading
 import time
@@ -244,6 +246,24 @@ def test_ranges(folder: ObjectFolder, asked: str, status: int, body: bytes | Non
         if body is not None:
             assert response.read() == body
         connection.close()
+
+
+def test_a_server_out_of_descriptors_serves_again_when_it_has_some(folder: ObjectFolder) -> None:
+    with serving(folder) as server, socket.socket() as client:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+        try:
+            client.connect(("127.0.0.1", server.port))  # by the kernel, before it is accepted
+            client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+            client.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        client.settimeout(20)
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def test_figures_are_shown(folder: ObjectFolder) -> None:

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 
 from nagara.base.errors import UsageError
+from nagara.base.linux import MNT_DETACH, MS_NODEV, mount, unmount
 from nagara.store.errors import FullError
 from nagara.store.hashing import hash_file
 from nagara.store.ledger import Pin
 from nagara.store.local import LocalTier, ObjectFolder
 from nagara.store.names import ObjectName, name_bytes, pack_names
+from nagara.store.store import Store
 from nagara.testing.objects import chunk_list, noise
 
 
@@ -92,6 +95,32 @@ def test_a_truncated_object_is_not_there(tmp_path: Path) -> None:
     os.truncate(tier.path(name), 999)
     assert not tier.has(name)
     assert content_of(tier, name) is None
+    folder.close()
+
+
+def test_small_contents_are_kept_many_at_a_time(tmp_path: Path) -> None:
+    folder = ObjectFolder(tmp_path)
+    tier = folder.tenant("default")
+    contents = [noise(1000 + seed, seed) for seed in range(50)]
+    names = [name_bytes(content) for content in contents]
+    tier.keep([(name, memoryview(c)) for name, c in zip(names, contents, strict=True)])
+    tier.keep([(names[0], contents[0])])  # again is no error
+    assert [content_of(tier, name) for name in names] == contents
+    assert [oct(tier.path(name).stat().st_mode & 0o777) for name in names] == ["0o444"] * 50
+    folder.syncer.flush()
+    assert all(folder.ledger.proof("default", str(name)) for name in names)
+    assert folder.ledger.count("default") == (50, 50 * 4096)
+    assert list(tier.partial.iterdir()) == []
+    folder.close()
+
+
+def test_many_contents_that_find_no_room_are_refused_together(tmp_path: Path) -> None:
+    folder = ObjectFolder(tmp_path, limit_bytes=100_000)
+    tier = folder.tenant("default")
+    contents = [noise(10_000, seed) for seed in range(20)]
+    with pytest.raises(FullError):
+        tier.keep([(name_bytes(content), content) for content in contents])
+    assert folder.ledger.count("default") == (0, 0)
     folder.close()
 
 
@@ -254,3 +283,34 @@ def test_many_who_open_an_unproven_object_at_once_share_one_reading(
         assert list(pool.map(lambda _: content_of(tier, name), range(16))) == [noise(500_000)] * 16
     assert readings == [1]
     folder.close()
+
+
+@pytest.mark.root
+def test_on_a_full_disk_pins_and_objects_can_still_be_given_up(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount("test", disk, "tmpfs", MS_NODEV, "size=4m")
+    try:
+        folder = ObjectFolder(disk)
+        store = Store(folder.tenant("default"))
+        names = [store.put_bytes(noise(100_000, seed)) for seed in range(8)]
+        folder.ledger.pin(Pin("holder", "default", str(names[0])))
+        with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+        def pin_many() -> None:  # however much the database had in stock
+            for number in range(10_000):
+                folder.ledger.pin(Pin(f"holder-{number}", "default", str(names[0])))
+
+        with pytest.raises(FullError):
+            pin_many()
+        folder.ledger.unpin("holder")
+        assert "holder" not in {pin.holder for pin in folder.ledger.pins()}
+        (disk / "other").unlink()
+        folder.ledger.unpin("holder-0")  # and the room is kept again
+        assert (disk / "ledger.sqlite.reserve").stat().st_blocks > 0
+        store.close()
+        folder.close()
+    finally:
+        unmount(disk, MNT_DETACH)

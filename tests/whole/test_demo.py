@@ -42,7 +42,7 @@ def test_the_demo_answers_the_same_from_a_snapshot(
     assert done.stdout.count("Paris") == 2
     assert "up examples/smollm2.toml" in done.stdout
     assert owned_by(tmp_path) == []
-    assert re.search(r"it read \S+ .B of the \S+ GB in image and model", done.stdout)
+    assert re.search(r"ready it read \S+ .B of the \S+ GB in image and model", done.stdout)
     assert {path.name for path in tmp_path.iterdir()} == {"models", "tools", "store"}
     assert not [pin for pin in read_pins(tmp_path / "store/ledger.sqlite") if "#" in pin.holder
                 and str(tmp_path) in pin.holder]  # fmt: skip

@@ -111,9 +111,15 @@ def coldstart(
             where="--image venv",
             hint="use --image host",
         )
-    server: Server = _Engine(app, compiled, image)
+    server: Server
     if app == "vllm":
+        if compiled:
+            raise UsageError("vLLM compiles by default; --eager measures it without")
         server = _Vllm(python or settings.state / "environments/vllm/bin/python", eager)
+    else:
+        if eager or python is not None:
+            raise UsageError("--eager and --python are for --app vllm")
+        server = _Engine(app, compiled, image)
     if not page_cache.can_drop():
         raise NagaraError(
             "a cold start cannot be measured: the page cache cannot be emptied",

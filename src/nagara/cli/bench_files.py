@@ -8,10 +8,12 @@ import hashlib
 import importlib.util
 import json
 import logging
+import mmap
 import os
 import platform
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +31,7 @@ from nagara.cli.files_lab import (
     LabMachine,
     Origin,
     forget_pages,
+    needed_packages,
     opened_lab,
     running_origin,
     timed_import,
@@ -45,6 +48,7 @@ from nagara.store.names import ObjectName
 _log = logging.getLogger(__name__)
 _LATENCIES_MS = (0, 1, 5, 20)
 _FAR_MS = (100, 200)
+_LINK_BYTES_S = 250e6  # of a machine to its bucket
 _READ_AHEAD_KIB = (128, 1024, 32768, 262144)
 _MODULES = ("pandas", "torch", "aiohttp")
 _PIECE_BYTES = 1 << 20
@@ -55,12 +59,13 @@ _PIECE_BYTES = 1 << 20
 @click.option(
     "--packages",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="The folder it is imported from  [default: this interpreter's site-packages].",
+    help="The folder it is imported from  [default: the packages it needs, of this interpreter].",
 )
 @click.option("--runs", default=3, show_default=True)
 @click.option("--files", "count", default=50_000, show_default=True, help="Files of the index.")
 @click.option("--large", default=1024, show_default=True, help="MiB read in sequence.")
 @click.option("--quick", is_flag=True, help="One run, two latencies, a smaller sequence.")
+@click.option("--many", default=0, help="Also import and mount a tree of so many files.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
@@ -74,6 +79,7 @@ def files(
     count: int,
     large: int,
     quick: bool,
+    many: int,
     folder: Path | None,
     as_json: bool,
 ) -> None:
@@ -90,11 +96,13 @@ def files(
                 "nagara": __version__,
                 "machine": _machine(),
                 "command": " ".join(["nagara", *sys.argv[1:]]),
+                "load": os.getloadavg()[0],  # others' work at the start: figures suffer from it
                 "index": _index(work, count, runs),
                 **_imports(lab, work, packages, chosen, runs, quick=quick),
-                "sequential": _sequential(lab, work, large),
+                "sequential": _sequential(lab, work, large, runs),
                 "readahead": _read_ahead(lab, work, large // 4),
                 "cache": measure_cache(work / "zone"),
+                **({"many": _many(work / "many", many)} if many else {}),
             }
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -163,15 +171,12 @@ def _imports(
     lab: Lab, work: Path, packages: Path | None, module: str, runs: int, *, quick: bool
 ) -> dict[str, Any]:
     tree = work / "tree"
-    _copy_packages(packages, tree)
-    native = [_native(tree, module) for _ in range(max(runs, 3))]
-    native_cold = statistics.median(cold for cold, _, _ in native)
-    native_warm = statistics.median(warm for _, warm, _ in native)
+    _copy_packages(packages, module, tree)
+    native = [_native_cold(tree, module) for _ in range(max(runs, 3))]
     result: dict[str, Any] = {
         "module": module,
-        "native_cold_s": native_cold,
-        "native_warm_s": native_warm,
-        "native_cold_read_bytes": statistics.median(read for _, _, read in native),
+        "native_cold_s": statistics.median(cold for cold, _ in native),
+        "native_cold_read_bytes": statistics.median(read for _, read in native),
         "imports": [],
     }
     with running_origin(work / "far") as origin, lab.machine() as maker:
@@ -183,46 +188,82 @@ def _imports(
                 maker.publish(origin, "image")
             latencies = _LATENCIES_MS[::3] if quick else _LATENCIES_MS
             for latency in (*latencies, *(_FAR_MS if trace and not quick else ())):
-                found = [_cold(lab, origin, module, latency) for _ in range(runs)]
-                entry = {
-                    "latency_ms": latency,
-                    "trace": trace,
-                    "cold_s": statistics.median(cold for cold, _ in found),
-                    "requests": found[-1][1]["requests"],
-                    "bytes": found[-1][1]["bytes"],
-                }
-                entry["ratio"] = entry["cold_s"] / native_cold
-                _log.info("%s", entry)
-                result["imports"].append(entry)
-        result["warm_s"], result["shared90_fetched_share"] = _warm_and_shared(
-            lab, origin, maker, tree, module
-        )
-    result["warm_ratio"] = result["warm_s"] / native_warm
+                measured = _import_from(lab, origin, tree, module, latency, runs)
+                result["imports"].append({"latency_ms": latency, "trace": trace, **measured})
+                _log.info("%s", result["imports"][-1])
+        result |= _warm(lab, origin, tree, module, runs)
+        result["shared90_fetched_share"] = _shared(lab, origin, maker, tree)
     return result
 
 
-def _copy_packages(packages: Path | None, tree: Path) -> None:
+def _import_from(
+    lab: Lab, origin: Origin, tree: Path, module: str, latency_ms: float, runs: int
+) -> dict[str, Any]:
+    """Cold imports, each beside a native cold one: others' load then falls on both."""
+    link = _LINK_BYTES_S if latency_ms in _FAR_MS else None
+    pairs = [
+        (_native_cold(tree, module)[0], _cold(lab, origin, module, latency_ms, link))
+        for _ in range(runs)
+    ]
+    counted = pairs[-1][1][1]
+    found = {
+        "cold_s": statistics.median(cold for _, (cold, _) in pairs),
+        "native_cold_s": statistics.median(native for native, _ in pairs),
+        "ratio": statistics.median(cold / native for native, (cold, _) in pairs),
+        "requests": counted["requests"],
+        "bytes": counted["bytes"],
+    }
+    if link is not None:  # what a start from a bucket may take
+        found["bound_s"] = found["native_cold_s"] + 3 * latency_ms / 1000 + counted["bytes"] / link
+    return found
+
+
+def _warm(lab: Lab, origin: Origin, tree: Path, module: str, runs: int) -> dict[str, float]:
+    """Warm imports from the mount and from the folder, in turns."""
+    with lab.machine(origin) as machine:
+        machine.show("image")
+        folders = (tree, machine.target)
+        for folder in folders:
+            timed_import(folder, module)
+        pairs = [
+            [timed_import(folder, module)[0] for folder in folders] for _ in range(max(2 * runs, 5))
+        ]
+    return {
+        "native_warm_s": statistics.median(native for native, _ in pairs),
+        "warm_s": statistics.median(mounted for _, mounted in pairs),
+        "warm_ratio": statistics.median(mounted / native for native, mounted in pairs),
+    }
+
+
+def _copy_packages(packages: Path | None, module: str, tree: Path) -> None:
     """Into a folder of their own: it is changed later."""
-    if packages is None:
-        packages = Path(sys.prefix) / f"lib/python3.{sys.version_info.minor}/site-packages"
-    _log.info("copying %s", packages)
-    shutil.copytree(packages, tree, symlinks=True)
+    if packages is not None:
+        _log.info("copying %s", packages)
+        shutil.copytree(packages, tree, symlinks=True)
+        return
+    tree.mkdir()
+    for path in needed_packages(module):
+        _log.info("copying %s", path)
+        if path.is_dir():
+            shutil.copytree(path, tree / path.name, symlinks=True)
+        else:
+            shutil.copy(path, tree / path.name)
 
 
-def _native(tree: Path, module: str) -> tuple[float, float, int]:
+def _native_cold(tree: Path, module: str) -> tuple[float, int]:
     forget_pages(tree)
-    cold_s, read = timed_import(tree, module)
-    warm_s = min(timed_import(tree, module)[0] for _ in range(2))
-    return cold_s, warm_s, read
+    return timed_import(tree, module)
 
 
-def _cold(lab: Lab, origin: Origin, module: str, latency_ms: float) -> tuple[float, dict[str, Any]]:
+def _cold(
+    lab: Lab, origin: Origin, module: str, latency_ms: float, link_bytes_s: float | None
+) -> tuple[float, dict[str, Any]]:
     """From nothing on the machine, the daemon running, to the end of the import."""
     origin.behave()
     with lab.machine(origin) as machine:
         machine.mounts.lazy_layer(DEFAULT_TENANT).ensure()
         origin.counters()
-        origin.behave(latency_ms=latency_ms)
+        origin.behave(latency_ms=latency_ms, link_bytes_s=link_bytes_s)
         begun_s = time.perf_counter()
         machine.show("image")
         timed_import(machine.target, module)
@@ -239,10 +280,8 @@ def _record(maker: LabMachine, module: str) -> None:
     maker.hide()
 
 
-def _warm_and_shared(
-    lab: Lab, origin: Origin, maker: LabMachine, tree: Path, module: str
-) -> tuple[float, float]:
-    """Seconds of a warm import; share of bytes that a second image of which 90 % are known cost."""
+def _shared(lab: Lab, origin: Origin, maker: LabMachine, tree: Path) -> float:
+    """Share of bytes that a second image cost of which 90 % were known."""
     changed = 0
     sizes = [(path, path.stat().st_size) for path in tree.rglob("*") if path.is_file()]
     total = sum(size for _, size in sizes)
@@ -256,17 +295,14 @@ def _warm_and_shared(
     maker.add(tree, "second")
     maker.publish(origin, "second")
     with lab.machine(origin) as machine:
-        machine.show("image")
-        timed_import(machine.target, module)
-        warm_s = min(timed_import(machine.target, module)[0] for _ in range(3))
         for name in ("image", "second"):
             machine.hide()
             origin.counters()
             mounted = machine.show(name)
             machine.mounts.fill(mounted)
             _wait_filled(machine, mounted)
-        fetched = origin.counters()["bytes"]
-    return warm_s, fetched / total
+        fetched: int = origin.counters()["bytes"]
+    return fetched / total
 
 
 def _wait_filled(machine: LabMachine, mounted: Any) -> None:
@@ -276,7 +312,7 @@ def _wait_filled(machine: LabMachine, mounted: Any) -> None:
         time.sleep(0.02)
 
 
-def _sequential(lab: Lab, work: Path, mib: int) -> dict[str, Any]:
+def _sequential(lab: Lab, work: Path, mib: int, runs: int) -> dict[str, Any]:
     _log.info("sequential reads of %d MiB", mib)
     source = work / "large"
     source.mkdir(exist_ok=True)
@@ -285,29 +321,51 @@ def _sequential(lab: Lab, work: Path, mib: int) -> dict[str, Any]:
         for number in range(mib):
             file.write(hashlib.shake_128(b"%d" % number).digest(_PIECE_BYTES))
     with lab.machine() as machine:
-        image = machine.add(source, "large")
-        machine.objects.syncer.flush()
-        rates: dict[str, Any] = {"bytes": mib << 20}
-        for key in ("first_touch_gb_s", "first_touch_verified_gb_s"):
-            if key == "first_touch_verified_gb_s":  # nothing is proven: everything is hashed first
-                machine.mounts.lazy_layer(DEFAULT_TENANT).unmount()
-                local = machine.objects.tenant(DEFAULT_TENANT)
-                for name, _, _ in list(machine.objects.ledger.names(DEFAULT_TENANT)):
-                    (local.objects / name).chmod(0o440)
-            machine.show("large")
-            rates[key] = _rate(machine.target / "file")
-            cached = max(_rate(machine.target / "file") for _ in range(2))
-            machine.hide()
-        native = max(_rate(path) for _ in range(2))
-        del image
-    rates["page_cache_gb_s"], rates["native_page_cache_gb_s"] = cached, native
-    rates["page_cache_ratio"] = cached / native
-    return rates
+        machine.add(source, "large")
+        proven = [_first_touch(machine) for _ in range(runs)]
+        # Nothing is proven: everything is hashed before it is given out.
+        checked = [_first_touch(machine, is_proven=False) for _ in range(runs)]
+        mounted = machine.show("large")
+        cached = max(_rate(machine.target / "file") for _ in range(3))
+        machine.mounts.fill(mounted)
+        _wait_filled(machine, mounted)
+        machine.hide()
+        is_lazy = machine.show("large", prefer_lazy=False).is_lazy
+        local = max(_rate(machine.target / "file") for _ in range(3))
+        machine.hide()
+        native = max(_rate(path) for _ in range(3))
+    return {
+        "bytes": mib << 20,
+        "first_touch_gb_s": statistics.median(proven),
+        "first_touch_max_gb_s": max(proven),
+        "first_touch_verified_gb_s": statistics.median(checked),
+        "first_touch_verified_max_gb_s": max(checked),
+        "page_cache_gb_s": cached,
+        "native_page_cache_gb_s": native,
+        "page_cache_ratio": cached / native,
+        "local_layer_page_cache_ratio": None if is_lazy else local / native,
+    }
+
+
+def _first_touch(machine: LabMachine, *, is_proven: bool = True) -> float:
+    """GB/s of a new daemon and a new mount over an object whose file is in the page cache."""
+    machine.objects.syncer.flush()
+    lazy = machine.mounts.lazy_layer(DEFAULT_TENANT)
+    lazy.unmount()
+    objects = machine.objects.tenant(DEFAULT_TENANT).objects
+    for path in objects.iterdir():
+        _rate(path)
+        if not is_proven:  # another change time
+            path.chmod(0o400 if path.stat().st_mode & 0o40 else 0o440)
+    machine.show("large")
+    rate = _rate(machine.target / "file")
+    machine.hide()
+    return rate
 
 
 def _rate(path: Path) -> float:
     """GB/s of one reader."""
-    buffer = bytearray(_PIECE_BYTES)
+    buffer = mmap.mmap(-1, _PIECE_BYTES)  # on whole pages, like other programs' buffers
     size = 0
     begun_s = time.perf_counter()
     with path.open("rb", buffering=0) as file:
@@ -338,6 +396,17 @@ def _read_ahead(lab: Lab, work: Path, mib: int) -> list[dict[str, Any]]:
     return found
 
 
+def _many(folder: Path, count: int) -> dict[str, Any]:
+    _log.info("a tree of %d files", count)
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "nagara.cli.files_many", str(folder), str(count)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def _table(result: dict[str, Any]) -> str:
     index, sequential = result["index"], result["sequential"]
     lines = [
@@ -349,6 +418,7 @@ def _table(result: dict[str, Any]) -> str:
     lines += [
         f"  {entry['latency_ms']:>4} ms {'with' if entry['trace'] else 'without'} trace: "
         f"{entry['cold_s']:.2f} s, x{entry['ratio']:.2f}, {entry['requests']} requests"
+        + (f", bound {entry['bound_s']:.2f} s" if "bound_s" in entry else "")
         for entry in result["imports"]
     ]
     cache = result["cache"]
@@ -359,12 +429,18 @@ def _table(result: dict[str, Any]) -> str:
     lines.append(
         f"sequential: first touch {sequential['first_touch_gb_s']:.2f} GB/s, with verification "
         f"{sequential['first_touch_verified_gb_s']:.2f}, page cache x"
-        f"{sequential['page_cache_ratio']:.2f} of native"
+        f"{sequential['page_cache_ratio']:.2f} of native, local layer x"
+        f"{sequential['local_layer_page_cache_ratio'] or 0.0:.2f}"
     )
     lines += [
         f"  read-ahead {entry['kib']:>6} KiB at {entry['latency_ms']:>2} ms: "
         f"{entry['gb_s']:.3f} GB/s"
         for entry in result["readahead"]
     ]
+    if many := result.get("many"):
+        lines.append(
+            f"{many['files']} files: imported in {many['import_s']:.0f} s with "
+            f"{many['rss_bytes'] / 1e6:.0f} MB, mounted in {many['mount_ms']:.2f} ms"
+        )
     lines.append(f"a second image, 90 % shared, fetched {result['shared90_fetched_share']:.1%}")
     return "\n".join(lines)

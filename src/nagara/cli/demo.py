@@ -113,11 +113,16 @@ def _deploy(instance: Instance, facts: dict[str, Any]) -> None:
 def _show_files(start: dict[str, Any]) -> None:
     """How much of the image the first start has read."""
     files = start["files"]
-    if files and files["read_bytes"] is not None:
+    if not files:
+        return
+    # All of it is here: only the first of all starts was counted.
+    which = "read" if files["read_bytes"] is not None else "recorded"
+    if files[f"{which}_bytes"] is not None:
         _console.print(
-            f"to the first answer it read [bold]{format_bytes(files['read_bytes'])}[/] of the "
+            f"until it was ready it read [bold]{format_bytes(files[f'{which}_bytes'])}[/] of the "
             f"{format_bytes(files['size_bytes'])} in image and model "
-            f"({files['read_objects']} of {files['objects']} objects)"
+            f"({files[f'{which}_objects']} of {files['objects']} objects)"
+            + ("" if which == "read" else ", by an earlier count")
         )
 
 

@@ -174,6 +174,25 @@ def forget_pages(folder: Path) -> None:
                     os.close(descriptor)
 
 
+def needed_packages(module: str) -> list[Path]:
+    """The folders and files of site-packages that an import of the module loads something from."""
+    script = (
+        f"import {module}, json, sys\n"
+        "files = [getattr(m, '__file__', None) for m in list(sys.modules.values())]\n"
+        "files += [line.split()[-1] for line in open('/proc/self/maps')]\n"
+        "print(json.dumps([f for f in files if f]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=600
+    )
+    found = set()
+    for text in json.loads(done.stdout.splitlines()[-1]):
+        before, name, inner = text.rpartition("/site-packages/")
+        if name:
+            found.add(Path(before + name) / inner.partition("/")[0])
+    return sorted(path for path in found if path.exists())
+
+
 def timed_import(tree: Path, module: str) -> tuple[float, int]:
     """Seconds of an interpreter that imports a module from a tree; bytes it had to read from disk.
 

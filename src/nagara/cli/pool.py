@@ -6,15 +6,19 @@
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from nagara.base.errors import UsageError
 from nagara.cli.bench_report import print_json
 from nagara.cli.settings import Settings
 from nagara.control.client import connect
+
+if TYPE_CHECKING:
+    from nagara.pool.simulate.claims import Claim, DemandShape
 
 _MARKS = (("is_kept_out", "no new leases"), ("is_silent", "does not answer"))
 
@@ -114,17 +118,23 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 @click.option("--dispersion", default=20.0, show_default=True, help="Of claims per minute.")
 @click.option("--claims-per-hour", default=600.0, show_default=True, help="Of all apps together.")
 @click.option("--seed", default=1, show_default=True, help="Another seed, another week.")
-@click.option("--service", type=float, help="Quantile the reserve is sized for  [default: 0.97].")
+@click.option("--seeds", default=1, show_default=True, help="So many weeks, with medians.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path, dir_okay=False),
+    help="A recorded trace of requests (CSV or JSON lines) instead of generated demand.",
+)  # fmt: skip
+@click.option("--service", type=float, help="Quantile the reserve is sized for  [default: 0.99].")
 @click.option("--no-variants", is_flag=True, help="Leave stock-outs and lying providers out.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw FILE.svg.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(
-    days: float, apps: int, dispersion: float, claims_per_hour: float, seed: int,
-    service: float | None, no_variants: bool, plot: Path | None, as_json: bool,
+    days: float, apps: int, dispersion: float, claims_per_hour: float, seed: int, seeds: int,
+    trace: Path | None, service: float | None, no_variants: bool, plot: Path | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Simulate days of bursty demand: this pool's planner against fixed and per-app reserves."""
     from nagara.pool.simulate.claims import DemandShape
-    from nagara.pool.simulate.comparison import compare
+    from nagara.pool.simulate.comparison import compare, medians
     from nagara.pool.simulate.picture import draw
     from nagara.pool.sizing import Policy
     from nagara.pool.solver import solve
@@ -133,13 +143,22 @@ def simulate(
         raise click.UsageError("--plot draws SVG: name the file FILE.svg")
     shape = DemandShape(days, apps, dispersion, claims_per_hour, seed=seed)
     policy = Policy() if service is None else Policy(service=service)
-    found = compare(
-        shape, solve, policy, lambda text: click.echo(text, err=True), variants=not no_variants
-    )
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    claims = None
+    if trace is not None:
+        claims, shape = _recorded(trace, shape)
+    found = compare(shape, solve, policy, say, variants=not no_variants, claims=claims)
     if plot is not None:
         title = f"simulated: {apps} apps, {days:g} days, planned shared pool"
         plot.write_text(draw(found.planned, title))
     document = {"demand": asdict(shape), "policy": asdict(policy), **found.document()}
+    if seeds > 1 and trace is None:
+        more = [replace(shape, seed=seed + number) for number in range(1, seeds)]
+        every = [found, *(compare(one, solve, policy, say, variants=False) for one in more)]
+        document["medians"] = medians(every)
     if as_json:
         print_json(document)
         return
@@ -155,6 +174,26 @@ def simulate(
             f"{name:<52} at once {100 * result.service:6.2f} %  "
             f"idle {result.idle_hours:>9.0f} h  cost {result.cost:>10.0f}"
         )
+    if "medians" in document:
+        click.echo(f"medians of {seeds}: {json.dumps(document['medians'])}")
+
+
+def _recorded(file: Path, shape: "DemandShape") -> tuple[list["Claim"], "DemandShape"]:
+    """The claims of a trace, and the shape of demand that they have."""
+    from nagara.pool.simulate.claims import dispersion
+    from nagara.pool.simulate.trace import claims_of, read_trace
+
+    try:
+        requests = read_trace(file.read_text().splitlines(), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot be read: {error}", where=str(file)) from error
+    claims = claims_of(requests)
+    hours = max(requests[-1][0], 60.0) / 3600
+    measured = max(1.0, dispersion(claims, mean_over=min(60, int(hours * 60))))
+    rate_h = len(claims) / hours
+    return claims, replace(
+        shape, days=hours / 24, apps=1, dispersion=round(measured, 2), claims_h=round(rate_h, 2)
+    )
 
 
 @pool.command()

@@ -155,6 +155,8 @@ class FilesReport:
     size_bytes: int = 0
     read_objects: int | None = None
     read_bytes: int | None = None
+    recorded_objects: int | None = None  # what the image's recorded starts have read, if any
+    recorded_bytes: int | None = None
     prefetched_objects: int = 0
     prefetched_bytes: int = 0
     tiers: tuple[TierRead, ...] = ()  # for all replicas of the tenant meanwhile, nearest first

@@ -14,6 +14,7 @@ import mmap
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ _WORKERS = 1024  # a bound on what waits for the network, whoever still wants it
 _WATCH_S = 0.1
 _FATAL = 1 << 8  # SIGKILL's bit; the kernel pends it for whatever ends a process
 _LOCAL = threading.local()
+# Memory of answers that no thread is using: its pages are there already.
+_SPARE: deque[memoryview] = deque(maxlen=16)
 
 Answer = bytes | memoryview
 Later = Callable[[float], Answer]  # deadline (monotonic seconds) → the answer
@@ -143,8 +146,7 @@ class FuseChannel:
         answer = self._guarded(pending, lambda _, deadline_s: later(deadline_s))
         assert not callable(answer)
         self._finish(pending, answer)
-        # There are many workers and few of them answer at a time: none keeps a megabyte.
-        _LOCAL.buffer = None
+        _give_back_buffer()
 
     def _guarded(
         self,
@@ -212,11 +214,23 @@ def answer_buffer(unique: int, size: int) -> tuple[memoryview, memoryview]:
     """
     buffer = getattr(_LOCAL, "buffer", None)
     if buffer is None:
-        pages = memoryview(mmap.mmap(-1, mmap.PAGESIZE + wire.MAX_READ_BYTES))
-        buffer = _LOCAL.buffer = pages[mmap.PAGESIZE - wire.OUT_BYTES :]
+        try:
+            buffer = _SPARE.pop()
+        except IndexError:
+            pages = memoryview(mmap.mmap(-1, mmap.PAGESIZE + wire.MAX_READ_BYTES))
+            buffer = pages[mmap.PAGESIZE - wire.OUT_BYTES :]
+        _LOCAL.buffer = buffer
     buffer[: wire.OUT_BYTES] = wire.header(unique, size)
     whole = buffer[: wire.OUT_BYTES + size]
     return whole, whole[wire.OUT_BYTES :]
+
+
+def _give_back_buffer() -> None:
+    """There are many workers and few of them answer at a time: none keeps a megabyte."""
+    buffer = getattr(_LOCAL, "buffer", None)
+    if buffer is not None:
+        _LOCAL.buffer = None
+        _SPARE.append(buffer)
 
 
 def _is_being_killed(thread: int) -> bool:

@@ -22,6 +22,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -45,6 +46,7 @@ from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
 _LINE_LIMIT = 1 << 20
+_PAUSE_S = 0.1
 
 
 class LazyDaemon:
@@ -97,7 +99,12 @@ class LazyDaemon:
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._control.accept()
+            try:
+                connection, _ = self._control.accept()
+            except OSError as error:  # without descriptors or memory, for the moment
+                _log.warning("a question could not be accepted: %s", error.strerror)
+                time.sleep(_PAUSE_S)
+                continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:

@@ -139,23 +139,25 @@ class Prefetcher:
                 data = memoryview(
                     self._store.transfer.range(pack.name, start, end - start, _deadline())
                 )
-                for member, offset in members:
-                    self._keep(job, member, data[offset - start : offset - start + member.size])
+                self._keep(
+                    job,
+                    [(name, data[at - start : at - start + name.size]) for name, at in members],
+                )
             except (StoreError, OSError) as error:
                 _log.info("a pack was of no use: %s", error)
 
         return read
 
-    def _keep(self, job: str, member: ObjectName, content: memoryview) -> None:
-        store = self._store
-        if store.local.has(member):
-            return
-        if hashlib.sha256(content).digest() != member.digest:
-            raise CorruptError("a pack's member is wrong", where=str(member))
-        with store.local.temporary() as path:
-            Path(path).write_bytes(content)
-            store.add_hashed(path, member, None)
-        self._add(job, objects=1, size=member.size)
+    def _keep(self, job: str, members: Sequence[tuple[ObjectName, memoryview]]) -> None:
+        local = self._store.local
+        right = []
+        for name, content in members:
+            if hashlib.sha256(content).digest() != name.digest:
+                raise CorruptError("a pack's member is wrong", where=str(name))
+            if not local.has(name):
+                right.append((name, content))
+        local.keep(right)
+        self._add(job, objects=len(right), size=sum(name.size for name, _ in right))
 
     def _one(self, job: str, name: ObjectName, chunks: Iterable[int]) -> None:
         """One object, or some chunks of it; `left` goes down whatever becomes of it."""

@@ -114,7 +114,8 @@ def import_image(
         watch(writer)
         found = _read(source, store, writer, access or RegistryAccess())
     if isinstance(found, Image):
-        added = _added_before(store, replace(found, name=name, source=str(source)))
+        # Its trace is of use at once, but the starts to be recorded are this name's own.
+        added = _added_before(store, replace(found, name=name, source=str(source), starts=0))
         missing = tuple((found.config or {}).get(_MISSING, ()))
     else:
         missing = found.missing

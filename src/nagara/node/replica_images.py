@@ -40,9 +40,10 @@ from nagara.image.mounting import ImageMounts, MountedImage
 from nagara.image.mounts import mount_points
 from nagara.image.recorder import Touch
 from nagara.image.sources import import_image, memory_path, parse_source
+from nagara.image.trace import read_trace
 from nagara.image.tracing import wants_recording
 from nagara.store.errors import AbsentError
-from nagara.store.names import CHUNK_BYTES
+from nagara.store.names import CHUNK_BYTES, ObjectName
 from nagara.store.roots import read_list, read_root, write_root
 from nagara.store.store import Store
 
@@ -51,6 +52,7 @@ HOST = "host"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STORED = "image:"  # an image that was imported under a name before
 _PART = "#"  # between a replica's folder and the number of what it holds
+_TREES_KEPT = 4  # of an app: the newest
 _INDEX_CHARS = 20  # of a base32 digest: 100 bits
 _BYTES_PER_LISTED = 40
 
@@ -97,6 +99,7 @@ class NodeImages:
         self._opening = threading.Lock()
         self._importing = threading.Lock()
         self._tracing = threading.Lock()
+        self._traces: dict[ObjectName, list[Touch]] = {}
         self._bringing: dict[str, Callable[[], str]] = {}
 
     def bringing(self) -> tuple[str, ...]:
@@ -143,13 +146,23 @@ class NodeImages:
                 remove_image(store.local, name)
 
     def _keep(self, store: Store, image: Image, app: str) -> None:
-        """Names the tree as one of the app's; with the trace it has there already."""
+        """Names the tree as one of the app's; with the trace it has there already.
+
+        The oldest ones lose their names: an app that is deployed daily shall not fill the disk.
+        What replicas still run from is pinned by them.
+        """
         name = app_image(app, str(image.index))
-        if _local_image(store, name) is None:
-            write_root(store.local, replace(image, name=name).to_root())
+        kept = replace(_local_image(store, name) or image, name=name)
+        write_root(store.local, kept.to_root())  # also one that is there: it is the newest now
+        trees = [each for each in list_images(store.local) if each.name.startswith(f"app.{app}.")]
+        trees.sort(key=lambda each: (store.local.root / each.to_root().key).stat().st_mtime_ns)
+        for old in trees[:-_TREES_KEPT]:
+            remove_image(store.local, old.name)
 
     def _model_image(self, store: Store, model: ModelMount) -> Image:
         name = f"model.{model.name}.{model.digest.removeprefix('sha256:')[:_INDEX_CHARS]}"
+        if (found := _local_image(store, name)) is not None:  # no start waits for an import
+            return found
         with self._importing:
             if (found := _local_image(store, name)) is not None:
                 return found
@@ -256,8 +269,14 @@ class NodeImages:
         objects = sum(each.image.list.size // _BYTES_PER_LISTED for each in images.mounted)
         size = sum(each.image.size_bytes for each in images.mounted)
         way = images.mounted[-1].way if not images.is_lazy else "lazy"
+        recorded = self._recorded(images, tenant)
         if not images.is_lazy:
-            return FilesReport(images.kind, way, objects, size), lambda: None
+            files = FilesReport(
+                images.kind, way, objects, size,
+                recorded_objects=len({name for name, _ in recorded}) if recorded else None,
+                recorded_bytes=sum(map(_touched_bytes, recorded)) if recorded else None,
+            )  # fmt: skip
+            return files, lambda: None
         touched = {each.holder: self._touched(each) for each in images.mounted}
         reads = [touch for touches in touched.values() for touch in touches or ()]
         progress = [self._opened().progress(each) for each in images.mounted]
@@ -274,6 +293,24 @@ class NodeImages:
             tiers=_difference(images.before, self._tiers(tenant)),
         )
         return report, lambda: self._afterwards(images, touched)
+
+    def _recorded(self, images: ReplicaImages, tenant: str) -> list[Touch]:
+        """What recorded starts of these images have touched."""
+        found: list[Touch] = []
+        for each in images.mounted:
+            trace = each.image.trace
+            if trace is None:
+                continue
+            if trace not in self._traces:
+                try:
+                    raw = self._opened().store(tenant).read(trace)
+                    objects = read_trace(raw).objects
+                except NagaraError as error:
+                    _log.warning("the trace of %s is not used: %s", each.image.name, error)
+                    continue
+                self._traces[trace] = [(n, c) for n, chunks in objects for c in chunks or (0,)]
+            found += self._traces[trace]
+        return found
 
     def _afterwards(self, images: ReplicaImages, touched: dict[str, list[Touch] | None]) -> None:
         """Keeps what the start touched as the images' trace, and fetches the rest of them."""

@@ -50,7 +50,11 @@ class Tree:
             # All in one overlay: the checkpoint tool cannot save a file that is mapped from one
             # overlay inside another.
             mount_overlay_on(
-                layers, replica.root, data=self.data, upper=replica.upper, work=replica.work
+                layers,
+                replica.root,
+                data=self.data,
+                upper=replica.upper,
+                work=replica.work,
             )
 
 

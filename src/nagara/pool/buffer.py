@@ -11,6 +11,7 @@ from statistics import NormalDist
 
 WINDOW_S = 60.0
 MEAN_HALF_LIFE_S = 1800.0
+MEAN_AGE_S = MEAN_HALF_LIFE_S / math.log(2)  # of what the mean is made of
 DISPERSION_HALF_LIFE_S = 86_400.0
 PRIOR_DISPERSION = 20.0
 _LEAST_WEIGHT = 0.2  # about ten minutes of measuring
@@ -87,7 +88,7 @@ def reserve(arrivals: float, dispersion: float, service: float) -> float:
     `arrivals` + z·√(dispersion × arrivals), or the quantile of a gamma distribution of that mean
     and variance where it is larger: bursts lean to the right (Wilson and Hilferty's cube root).
     """
-    if arrivals <= 0:
+    if arrivals <= 0 or service <= 0:
         return 0.0
     z = NormalDist().inv_cdf(service)
     normal = arrivals + z * math.sqrt(dispersion * arrivals)
@@ -95,4 +96,4 @@ def reserve(arrivals: float, dispersion: float, service: float) -> float:
     if shape < 0.3:  # the cube root is no longer a good picture
         return max(normal, 0.0)
     root = 1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))
-    return max(normal, arrivals * max(root, 0.0) ** 3)
+    return max(0.0, normal, arrivals * max(root, 0.0) ** 3)

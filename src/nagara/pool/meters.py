@@ -1,17 +1,25 @@
 """What is measured of demand: arrivals of claims and ends of leases, by class. Pure."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
-from nagara.pool.buffer import MEAN_HALF_LIFE_S, WINDOW_S, ArrivalMeter
+from nagara.pool.buffer import MEAN_AGE_S, MEAN_HALF_LIFE_S, WINDOW_S, ArrivalMeter
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.ledger import wanted_document, wanted_from
+from nagara.pool.season import Season
 
 
 class Meters:
-    """Arrivals of claims and ends of leases, by class."""
+    """Arrivals of claims and ends of leases, by class.
 
-    def __init__(self) -> None:
+    Args:
+        day_s: what has to be added to the clock to have the time of day.
+    """
+
+    def __init__(self, day_s: float = 0.0) -> None:
+        self._day_s = day_s
+        self._seasons: dict[DemandClass, Season] = {}
         self._meters: dict[DemandClass, ArrivalMeter] = {}
         self._returns: dict[DemandClass, ArrivalMeter] = {}
         self._held: dict[DemandClass, float] = {}  # mean, following like the returns' own
@@ -30,6 +38,31 @@ class Meters:
         if meter is None:
             meter = self._meters[wanted] = ArrivalMeter(now_s)
         meter.add(wanted.devices, now_s)
+        season = self._seasons.get(wanted)
+        if season is None:
+            season = self._seasons[wanted] = Season(self._day_s)
+        season.add(wanted.devices, now_s)
+
+    def expected(
+        self, wanted: DemandClass, meter: ArrivalMeter, within_s: float, now_s: float
+    ) -> float:
+        """Devices that will be claimed within the time, by the present rate and the day's course.
+
+        The rate is a mean of the last hour or so, and demand may have moved on since.
+        """
+        expected = meter.rate() * within_s / WINDOW_S
+        season = self._seasons.get(wanted)
+        if season is None:
+            return expected
+        foretold = season.expected(within_s, now_s)
+        if foretold is None:
+            return expected
+        # The mean of the last hour, moved on by the day's course: right when today is unlike
+        # other days. Where both agree as far as chance allows, the one that knows more is taken.
+        moved = expected * season.ratio(now_s - MEAN_AGE_S, now_s + within_s / 2)
+        counted = max(meter.rate() * MEAN_AGE_S / WINDOW_S, 1e-9)
+        chance = math.sqrt(meter.dispersion / counted)
+        return foretold if abs(moved - foretold) <= 2 * chance * foretold else moved
 
     def returned(self, wanted: DemandClass, now_s: float) -> None:
         """A lease of the class ended."""
@@ -64,6 +97,9 @@ class Meters:
                 if (returns := self._returns.get(wanted)) is None
                 else returns.to_document(now_s),
                 "held": self._held.get(wanted),
+                "season": None
+                if (season := self._seasons.get(wanted)) is None
+                else season.to_document(),
             }
             for wanted, meter in self._meters.items()
         ]
@@ -77,6 +113,9 @@ class Meters:
                 self._returns[wanted] = ArrivalMeter.from_document(document["returns"], now_s)
             if document["held"] is not None:
                 self._held[wanted] = document["held"]
+            if document.get("season") is not None:
+                season = self._seasons[wanted] = Season(self._day_s)
+                season.load(document["season"])
 
     def all(self, now_s: float) -> Iterable[tuple[DemandClass, ArrivalMeter]]:
         """Every class ever claimed, up to date."""

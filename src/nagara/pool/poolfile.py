@@ -1,7 +1,7 @@
 """The pool's file: policy, providers, and demands to plan for where none has been measured.
 
 [pool]
-service = 0.97              # quantile the reserve is sized for
+service = 0.99              # quantile the reserve is sized for
 utilisation = 0.8           # of all devices, at the planned peak: 0.65 to 0.80
 spread = 0.4                # share of a demand in one failure domain at no extra cost
 spare_machines = 1          # beside the buffer, for each type in use

@@ -81,7 +81,7 @@ class PoolService:
         now_s = clock.monotonic_s()
         self.core = PoolCore(saved, lambda: new_name(saved.pool), now_s, own=setup.own)
         self.care = Care(setup.xids)
-        self.meters = Meters()
+        self.meters = Meters(clock.wall_s() - now_s)
         self._blame = Blame()
         self.on_lost: Callable[[Lost], None] = lambda _: None
         self.on_room: Callable[[], None] = lambda: None

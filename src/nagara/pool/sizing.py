@@ -6,6 +6,7 @@ Pure: it reads the core and changes nothing but the meters it is given.
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from nagara.contract.machine import Offering
 from nagara.pool.buffer import reserve
@@ -13,10 +14,12 @@ from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.machines import Machine
 from nagara.pool.meters import Meters
-from nagara.pool.problem import Demand, Offer, Problem, Rules
+from nagara.pool.problem import Demand, Offer, Problem, Rules, Scenario
+from nagara.pool.scenarios import sample
 from nagara.pool.states import IN_FLIGHT, MachineState
 
 PLAN_EVERY_S = 60.0
+_CERTAIN = 0.95  # a chance from which on an order is as good as a machine
 _LEAST_SAFETY = 0.5  # of the buffer beyond the mean; kept whatever is expected to come back
 _UNPROVEN = 2  # machines on their way from an offering that has not brought one up lately
 _LATE = 2.0  # times the typical lead: such a machine is no longer counted on
@@ -26,12 +29,13 @@ _LATE = 2.0  # times the typical lead: such a machine is no longer counted on
 class Policy:
     """What the owner of the pool decides."""
 
-    service: float = 0.97  # share of refills through which the reserve shall hold
+    service: float = 0.99  # share of refills through which the reserve shall hold
     utilisation: float = 0.8  # highest planned share of devices in use, 0.65 to 0.80
     spread: float = 0.4  # share of a demand in one failure domain at no extra cost
     spare_machines: int = 1  # beside the buffer, for each type in use
     ramps: tuple[tuple[str, int], ...] = ()
     least_free: int = 0  # slots free at any time, whatever was measured
+    scenarios: int = 10  # futures to plan for where supply is uncertain; 0: the expected one only
 
 
 @dataclass(slots=True)
@@ -58,7 +62,8 @@ def make_problem(
         return Problem((), ())
     holding = _holding(offers)
     refill_s = core.leads.refill_s() + PLAN_EVERY_S
-    demands = _demands(core, offers, meters, policy, refill_s, now_s)
+    joint = _joint(core, offers, meters, refill_s, now_s)
+    demands = _demands(core, offers, joint, policy)
     rules = Rules(
         utilisation=policy.utilisation,
         spread=policy.spread,
@@ -66,7 +71,28 @@ def make_problem(
         churn_cost=0.02 * holding,
         ramps=policy.ramps,
     )
-    return Problem(offers, demands, rules)
+    return Problem(offers, demands, rules, _futures(core, offers, joint, demands, policy, now_s))
+
+
+def _futures(
+    core: PoolCore,
+    offers: tuple[Offer, ...],
+    joint: list[_Joint],
+    demands: tuple[Demand, ...],
+    policy: Policy,
+    now_s: float,
+) -> tuple[Scenario, ...]:
+    """Scenarios where orders may well come to nothing; none where they are as good as machines."""
+    supply = [(offer.supply, core.supply.chance(offer.id, now_s)) for offer in offers]
+    if not policy.scenarios or all(chance >= _CERTAIN for count, chance in supply if count):
+        return ()
+    quantities = [partial(_quantity, one, policy) for one in joint]
+    spares = [partial(_always, demand.quantity) for demand in demands[len(joint) :]]
+    return sample((*quantities, *spares), supply, policy.service, policy.scenarios)
+
+
+def _always(quantity: float, service: float) -> float:
+    return quantity
 
 
 def _offers(core: PoolCore, offerings: Iterable[Offering], now_s: float) -> tuple[Offer, ...]:
@@ -117,33 +143,35 @@ def _offer(
     )
 
 
-def _demands(
-    core: PoolCore,
-    offers: tuple[Offer, ...],
-    meters: Meters,
-    policy: Policy,
-    refill_s: float,
-    now_s: float,
-) -> tuple[Demand, ...]:
+def _joint(
+    core: PoolCore, offers: tuple[Offer, ...], meters: Meters, refill_s: float, now_s: float
+) -> list[_Joint]:
+    """What is measured of each set of classes that can take each other's slots."""
     joint: dict[tuple[int, frozenset[str]], _Joint] = {}
     for wanted, meter in meters.all(now_s):
         accepted = frozenset(offer.id for offer in offers if wanted.accepts(offer))
         together = joint.setdefault((wanted.devices, accepted), _Joint(wanted))
-        arrivals = meter.rate() * refill_s / 60
+        arrivals = meters.expected(wanted, meter, refill_s, now_s)
         together.arrivals += arrivals
         held = core.grants.held_devices.get(wanted, 0)
         together.returns += held * meters.share_returned(wanted, held, now_s) * refill_s / 60
         together.spread += meter.dispersion * arrivals
         together.held += held
+    return list(joint.values())
+
+
+def _demands(
+    core: PoolCore, offers: tuple[Offer, ...], joint: list[_Joint], policy: Policy
+) -> tuple[Demand, ...]:
     demands = [
         Demand(
             name=label(one.wanted),
             wanted=one.wanted,
-            quantity=one.held + _buffer(one, policy),
+            quantity=_quantity(one, policy, policy.service),
             shortage_cost=_shortage(policy, [o for o in offers if one.wanted.accepts(o)]),
             needs=core.grants.mean_needs(one.wanted),
         )
-        for one in joint.values()
+        for one in joint
     ]
     return (*demands, *_spares(offers, policy))
 
@@ -159,7 +187,16 @@ def _shortage(policy: Policy, accepted: Iterable[Offer]) -> float:
     return _holding(accepted) * policy.service / (1 - policy.service)
 
 
-def _buffer(one: _Joint, policy: Policy) -> float:
+def _quantity(one: _Joint, policy: Policy, service: float) -> float:
+    """Devices to plan for, so that capacity below 100 % and the reserve hold, not one on the other.
+
+    The programme divides by the utilisation: what comes out is `held` over it, or `held` and the
+    buffer, whichever is more.
+    """
+    return max(one.held, policy.utilisation * (one.held + _buffer(one, policy, service)))
+
+
+def _buffer(one: _Joint, policy: Policy, service: float) -> float:
     """The quantile of what one refill period takes, less what it gives back on average.
 
     Where replicas live for hours nothing comes back in time and the whole quantile is held.
@@ -167,7 +204,7 @@ def _buffer(one: _Joint, policy: Policy) -> float:
     least = float(policy.least_free)
     if one.arrivals <= 0:
         return least
-    taken = reserve(one.arrivals, one.spread / one.arrivals, policy.service)
+    taken = reserve(one.arrivals, one.spread / one.arrivals, service)
     safety = taken - one.arrivals
     return max(least, _LEAST_SAFETY * safety, taken - one.returns)
 

@@ -21,6 +21,7 @@ HALF_LIFE_S = 1500.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 1800.0
 MAX_LIMIT = 256.0
 _Z_LOW = 1.2816  # the 10 % quantile of a normal distribution
+_PRIOR_GRANTS = 4.0  # orders believed granted before any was seen
 _PRIOR_BOOTS = 4.0  # boots believed good before any was seen
 _NEARLY = 0.25  # a limit that has faded for a moment is still that limit
 _PROVEN = 0.25  # of one boot, faded: about two half-lives
@@ -124,6 +125,19 @@ class Supply:
         seen.fade(now_s)
         tried = seen.boots + seen.failed_boots + _PRIOR_BOOTS
         return max(_MIN_BOOT_SUCCESS, (seen.boots + _PRIOR_BOOTS) / tried)
+
+    def chance(self, offering: str, now_s: float) -> float:
+        """How likely orders of now are granted, as it has been of late.
+
+        Machines that are granted and do not come up are another matter: they fail one by one,
+        and the mean of many is what is expected of them.
+        """
+        seen = self._seen.get(offering)
+        if seen is None:
+            return 1.0
+        seen.fade(now_s)
+        asked = seen.granted + seen.refused + _PRIOR_GRANTS
+        return (seen.granted + _PRIOR_GRANTS) / asked
 
     def is_proven(self, offering: str, now_s: float) -> bool:
         """Whether a machine of it has come up lately."""

@@ -7,12 +7,14 @@ through it, exactly once.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import re
 import select
 import socket
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -23,6 +25,10 @@ _HEAD_LIMIT_BYTES = 16384
 _IDLE_S = 75.0
 _STALL_S = 30.0
 _SEND_BYTES = 8 << 20
+_PAUSE_S = 0.1
+# What accept(2) says when the client has gone or this machine lacks something for the moment.
+_PASSING = (errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM, errno.EMFILE,
+            errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # fmt: skip
 _METHODS = ("GET", "HEAD", "PUT", "DELETE")
 _RANGE = re.compile(r"bytes=(\d{1,19})-(\d{0,19})")
 
@@ -245,11 +251,15 @@ class HttpServer:
             self._free.acquire()
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
+            except OSError as error:
                 self._free.release()
                 if self._is_closed:
                     return
-                raise
+                if error.errno not in _PASSING:
+                    raise
+                _log.warning("a connection could not be accepted: %s", error.strerror)
+                time.sleep(_PAUSE_S)
+                continue
             with self._lock:
                 self._open.add(sock)
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()

@@ -11,13 +11,14 @@ and takes well below a millisecond, evictions excepted.
 """
 
 import contextlib
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from nagara.store.errors import FullError
 
@@ -54,6 +55,8 @@ CREATE TABLE IF NOT EXISTS complete (
 """
 _BUSY_S = 30.0
 _BATCH = 256
+# Room beside the database that is given up for what makes room, when the disk is full.
+_RESERVE_BYTES = 512 << 10
 
 
 class Proof(NamedTuple):
@@ -72,6 +75,7 @@ class Pin(NamedTuple):
     list: str
 
 
+T = TypeVar("T")
 Forbidden = Callable[[list[Pin]], Callable[[str, str], bool]]
 
 
@@ -89,6 +93,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         self._where = str(path)
+        self._reserve = path.with_name(path.name + ".reserve")
         self._connection = sqlite3.connect(
             path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -97,6 +102,8 @@ class Ledger:
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.executescript(_SCHEMA)
         self._uses: dict[tuple[str, str], float] = {}
+        self._has_reserve = False
+        self._lay_reserve()
 
     def close(self) -> None:
         with contextlib.suppress(FullError), self._transaction():
@@ -155,11 +162,15 @@ class Ledger:
 
     def drop(self, tenant: str, name: str) -> None:
         """Forgets an object that is gone, and that any list of its tenant was complete."""
-        with self._transaction():
-            self._connection.execute(
-                "DELETE FROM objects WHERE tenant = ? AND name = ?", (tenant, name)
-            )
-            self._connection.execute("DELETE FROM complete WHERE tenant = ?", (tenant,))
+
+        def forget() -> None:
+            with self._transaction():
+                self._connection.execute(
+                    "DELETE FROM objects WHERE tenant = ? AND name = ?", (tenant, name)
+                )
+                self._connection.execute("DELETE FROM complete WHERE tenant = ?", (tenant,))
+
+        self._freeing(forget)
 
     def use(self, tenant: str, name: str) -> None:
         """Notes that the object was used now; written later, with others."""
@@ -176,8 +187,12 @@ class Ledger:
 
     def unpin(self, holder: str) -> None:
         """Takes back all pins of a holder."""
-        with self._held():
-            self._connection.execute("DELETE FROM pins WHERE holder = ?", (holder,))
+
+        def forget() -> None:
+            with self._held():
+                self._connection.execute("DELETE FROM pins WHERE holder = ?", (holder,))
+
+        self._freeing(forget)
 
     def pins(self) -> list[Pin]:
         with self._held():
@@ -205,6 +220,9 @@ class Ledger:
         `forbidden` gets the pins and returns a test of (tenant, name). Pins, choice and removal
         are one transaction: who pins waits, and then finds only what is really there.
         """
+        return self._freeing(lambda: self._evict(wanted, forbidden, remove))
+
+    def _evict(self, wanted: int, forbidden: Forbidden, remove: Callable[[str, str], None]) -> int:
         freed = 0
         with self._transaction():
             self._write_uses()
@@ -245,6 +263,27 @@ class Ledger:
                 return
             yield from rows
             last = rows[-1][0]
+
+    def _freeing(self, work: Callable[[], T]) -> T:
+        """Does what makes room; on a full disk with the room kept for it."""
+        try:
+            result = work()
+        except FullError:
+            self._has_reserve = False
+            self._reserve.unlink(missing_ok=True)
+            result = work()
+        if not self._has_reserve:
+            self._lay_reserve()
+        return result
+
+    def _lay_reserve(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is laid when there is room again
+            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
+            finally:
+                os.close(descriptor)
+            self._has_reserve = True
 
     def _one(self, query: str) -> int:
         with self._held():

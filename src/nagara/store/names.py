@@ -42,8 +42,7 @@ class ObjectName(NamedTuple):
     size: int
 
     def __str__(self) -> str:
-        number = int.from_bytes(self.digest, "big") << _SPARE_BITS
-        return "".join([_PAIRS[number >> at & 1023] for at in _SHIFTS]) + f".{self.size}"
+        return _text(self)
 
     @property
     def is_chunked(self) -> bool:
@@ -63,6 +62,12 @@ class ObjectName(NamedTuple):
     def list_key(self) -> str:
         """Where the chunk list lies."""
         return f"chunks/{self}"
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _text(name: ObjectName) -> str:
+    number = int.from_bytes(name.digest, "big") << _SPARE_BITS
+    return "".join([_PAIRS[number >> at & 1023] for at in _SHIFTS]) + f".{name.size}"
 
 
 def parse_name(text: str) -> ObjectName:

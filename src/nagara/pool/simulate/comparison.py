@@ -6,6 +6,7 @@ look ahead.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from statistics import median
 
 from nagara.pool.planner import Solver
 from nagara.pool.simulate.claims import Claim, DemandShape, dispersion, generate
@@ -16,7 +17,7 @@ from nagara.pool.simulate.shared import SharedPool
 from nagara.pool.sizing import Policy
 
 WARM_UP_S = 6 * 3600.0  # filling an empty pool is no policy's merit or fault
-FIXED_GRID = (20, 40, 60, 80, 90, 100, 105, 110, 115, 120, 130, 140, 160, 200, 250)
+FIXED_GRID = (20, 40, *range(50, 131, 5), 140, 160, 200, 250)
 PER_APP_GRID = (5, 10, 20, 30, 40, 50, 60, 80, 100)
 SIZED_GRID = (0.9, 0.99, 0.999, 0.9999, 0.99999)
 _REFILL_S = 260.0  # what a rival's owner would measure in this world
@@ -90,14 +91,15 @@ def compare(
     say: Say,
     *,
     variants: bool = True,
+    claims: list[Claim] | None = None,
     grids: tuple[Iterable[int], Iterable[int], Iterable[float]] = (
         FIXED_GRID,
         PER_APP_GRID,
         SIZED_GRID,
     ),
 ) -> Comparison:
-    """Runs everything; minutes for a week of demand."""
-    claims = generate(shape)
+    """Runs everything; minutes for a week of demand. `claims`: instead of generated ones."""
+    claims = generate(shape) if claims is None else claims
     until_s = shape.days * 86_400
     warm_up_s = min(WARM_UP_S, until_s / 4)
 
@@ -131,6 +133,30 @@ def compare(
         rival = Reserves("per_app", World(world), shape.apps, target, warm_up_s)
         per_app.append(Point(f"sized by rate, quantile {service}", rival.run(claims, until_s)))
     return Comparison(len(claims), dispersion(claims), ours, fixed, per_app, others)
+
+
+def medians(found: list[Comparison]) -> dict[str, object]:
+    """Several demands together: the median of each policy's figures, and of their ratios."""
+    policies = {
+        "planned_shared": [one.planned for one in found],
+        "fixed_same_cost": [one.same_cost.result for one in found],
+        "per_app": [one.best_per_app.result for one in found],
+    }
+    ratios = [one.planned.idle_hours / one.best_per_app.result.idle_hours for one in found]
+    gained = [one.planned.service - one.same_cost.result.service for one in found]
+    return {
+        "runs": len(found),
+        "policies": {
+            name: {
+                "served_at_once": round(median(one.service for one in results), 5),
+                "idle_machine_hours": round(median(one.idle_hours for one in results), 1),
+                "cost": round(median(one.cost for one in results), 2),
+            }
+            for name, results in policies.items()
+        },
+        "idle_ratio_to_per_app": round(median(ratios), 4),
+        "served_more_than_fixed": [round(one, 5) for one in gained],
+    }
 
 
 def _rates_s(claims: list[Claim], shape: DemandShape) -> list[float]:
