@@ -143,3 +143,20 @@ def _end_keeper(path: Path) -> None:
         os.close(folder)
         client.sendall(b'{"op": "shutdown"}\n')
         client.recv(100)
+
+
+def test_scrub_reads_everything_and_names_what_it_removed(source: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    nagara(state, "image", "import", f"dir:{source}", "--name", "x")
+    assert ", 0 wrong" in nagara(state, "store", "scrub", "--once", "--within", "1s").stdout
+    (rotten,) = (
+        path
+        for path in (state / "store/tenants/default/sha256").iterdir()
+        if path.read_bytes() == b"a" * 10_000
+    )
+    rotten.chmod(0o644)
+    rotten.write_bytes(b"b" * 10_000)
+    said = nagara(state, "store", "scrub", "--once", "--within", "1s").stdout
+    assert ", 1 wrong" in said
+    assert f"removed: {rotten.name}" in said
+    assert not rotten.exists()

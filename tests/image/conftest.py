@@ -143,18 +143,6 @@ def far(tmp_path: Path) -> Iterator[Origin]:
 
 
 @pytest.fixture
-def publish(make_machine: Callable[..., Machine], far: Origin) -> Callable[[Path], Machine]:
-    """Imports a folder on one machine and gives another one that finds it at the origin."""
-
-    def to_another(source: Path) -> Machine:
-        maker = make_machine("maker")
-        push(maker.store(), FolderTier(far.root, "default"), maker.add(source).image.to_root())
-        return make_machine("other", json.dumps({"tiers": [{"kind": "http", "url": far.url}]}))
-
-    return to_another
-
-
-@pytest.fixture
 def make_machine(tmp_path: Path, keeper: Path) -> Iterator[Callable[..., Machine]]:
     """Machines below the test's folder; afterwards nothing of them is mounted or running."""
     if os.geteuid() != 0:

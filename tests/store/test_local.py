@@ -205,6 +205,27 @@ def test_two_processes_share_one_bound(tmp_path: Path) -> None:
     folder.close()
 
 
+def test_an_object_that_another_process_evicts_at_once_is_gone_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ObjectFolder(tmp_path)
+    tier, add_row = folder.tenant("default"), folder.ledger.add
+    content = noise(10_000)
+    rows = []
+
+    def evicted_after_the_second_row(tenant: str, name: str, space: int) -> None:
+        add_row(tenant, name, space)
+        rows.append(name)
+        if len(rows) == 2:
+            tier.path(name_bytes(content)).unlink()
+
+    monkeypatch.setattr(folder.ledger, "add", evicted_after_the_second_row)
+    name = add(tier, content)
+    assert not tier.has(name)
+    assert folder.ledger.count("default") == (0, 0)
+    folder.close()
+
+
 def test_opening_a_folder_reads_no_object_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

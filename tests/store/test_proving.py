@@ -125,9 +125,11 @@ def test_without_its_chunk_list_a_large_object_is_proven_as_a_whole(
 def test_proofs_close_their_files(make_store: StoreMaker) -> None:
     store = make_store()
     store.put_bytes(CONTENT)
+    store.local.folder.syncer.flush()  # it has files open for a moment
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         forget_proof(store, NAME)
         assert read(store, 0, 10) == CONTENT[:10]
         assert read(store, 0, NAME.size) == CONTENT
+    store.local.folder.syncer.flush()
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1

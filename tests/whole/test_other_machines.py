@@ -159,7 +159,7 @@ def test_a_machine_that_nobody_remembers_is_released(up: Any, rack: Rack) -> Non
 def test_a_machine_that_is_cut_off_ends_its_replica_by_itself_and_is_replaced(
     up: Any, rack: Rack
 ) -> None:
-    key = begin_with_machine(up, rack, local=1)
+    key = begin_with_machine(up, rack, local=1, least_free=2)
     (other,) = (one for one in ready(up) if one["provider"] == "rack")
     here = next(one["name"] for one in ready(up) if one["provider"] == "local")
     up.run("pool", "drain", here)

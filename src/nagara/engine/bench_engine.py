@@ -84,7 +84,8 @@ def run_bench(folder: Path, settings: EngineSettings, runs: int, note: Note) -> 
         del bound
         waits = []
         for i in range(runs):
-            waits.append(_waits(engine, prompts))
+            # Other prompts each time: nothing of them is in the prefix cache
+            waits.append(_waits(engine, make_prompts(engine.config.vocab, seed=i + 1)))
             note(
                 f"waits {i + 1}/{runs}: longest gap {waits[-1]['gap_max_in_prefill_ms']:.0f} ms, "
                 f"allowed {waits[-1]['gap_allowed_ms']:.0f}"

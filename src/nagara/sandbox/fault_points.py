@@ -27,7 +27,10 @@ POINTS: dict[str, tuple[str, ...]] = {
         *("removed", "described", "published", "replaced"),
     ),
     "stop": ("asked", "gone"),
-    "clear": ("ended", "unmounted", "deleted", "rootless", "groupless", "forgotten"),
+    "clear": (
+        *("ended", "unmounted", "deleted", "rootless", "released", "groupless"),
+        "forgotten",
+    ),
     "keeper": ("asked", "spawned", "launched", "ended", "forgotten"),  # in the keeper's process
 }
 

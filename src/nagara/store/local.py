@@ -265,10 +265,7 @@ class LocalTier:
         temporary.rename(path)
         # Once more: an eviction may have taken the row before the file had its name.
         self.folder.ledger.add(self.tenant, str(name), space)
-        state = path.stat()
-        proof = Proof(state.st_ino, state.st_size, state.st_ctime_ns)
-        self._remember(name, proof)
-        self.folder.syncer.add(self.tenant, path, proof)
+        self._note_proven(name, str(path))
 
     def keep(self, contents: Sequence[tuple[ObjectName, bytes | memoryview]]) -> None:
         """Makes small contents objects, many at a time. The caller has verified them.
@@ -292,11 +289,7 @@ class LocalTier:
         # Once more: an eviction may have taken rows before the files had their names.
         self.folder.ledger.add_many(self.tenant, rows)
         for (name, _), (text, _) in zip(contents, rows, strict=True):
-            with contextlib.suppress(FileNotFoundError):
-                state = os.stat(objects + text)  # noqa: PTH116
-                proof = Proof(state.st_ino, state.st_size, state.st_ctime_ns)
-                self._remember(name, proof)
-                self.folder.syncer.add(self.tenant, self.path(name), proof)
+            self._note_proven(name, objects + text)
 
     @contextlib.contextmanager
     def temporary(self) -> Iterator[Path]:
@@ -354,6 +347,17 @@ class LocalTier:
             return False
         proof = Proof(state.st_ino, state.st_size, state.st_ctime_ns)
         return is_right and self.set_proven(name, descriptor, proof)
+
+    def _note_proven(self, name: ObjectName, path: str) -> None:
+        """The object's file was verified before it got its name."""
+        try:
+            state = os.stat(path)  # noqa: PTH116 - by the thousand
+        except FileNotFoundError:  # another process needed the room at once
+            self.folder.ledger.drop(self.tenant, str(name))
+            return
+        proof = Proof(state.st_ino, state.st_size, state.st_ctime_ns)
+        self._remember(name, proof)
+        self.folder.syncer.add(self.tenant, Path(path), proof)
 
     def _remember(self, name: ObjectName, proof: Proof) -> None:
         if len(self._proofs) >= _PROOFS_IN_MEMORY:
