@@ -14,6 +14,7 @@ from nagara.snapshot.preflight import (
     Process,
     ReplicaFacts,
 )
+from nagara.snapshot.unlisted_sockets import own_unlisted
 
 # See proc(5): "lock:  1: POSIX  ADVISORY  WRITE 12 fe:00:345 0 EOF"
 _LOCK = re.compile(r"^lock:\s+\d+: POSIX\s+\w+\s+(\w+)", re.MULTILINE)
@@ -45,10 +46,12 @@ def read_replica_facts(init_pid: int) -> ReplicaFacts:
         if descriptor.target.startswith("socket:[")
     }
     net = Path(f"/proc/{init_pid}/net")
+    listed = frozenset(_sockets(net))
+    unlisted = own_unlisted([process.pid for process in processes], owned - listed)
     return ReplicaFacts(
         processes,
         _filesystems(init_pid),
-        frozenset(_sockets(net)),
+        listed.union(unlisted),
         tuple(_outside_connections(net, owned)),
     )
 
