@@ -249,24 +249,35 @@ def test_ranges(folder: ObjectFolder, asked: str, status: int, body: bytes | Non
 
 
 _OUT_OF_DESCRIPTORS = """
-import os, resource, socket, threading
+import os, resource, socket, threading, time
 from http import HTTPStatus
 from nagara.store.http_server import HttpServer
 server = HttpServer(("127.0.0.1", 0), lambda request: request.answer(HTTPStatus.OK))
 threading.Thread(target=server.run, daemon=True).start()
+request = b"GET / HTTP/1.1\\r\\nConnection: close\\r\\n\\r\\n"
+with socket.create_connection(("127.0.0.1", server.port)) as first:  # all it needs is open then
+    first.sendall(request)
+    while first.recv(1000):
+        pass
 client = socket.socket()
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-lowest_free = os.dup(0)
-os.close(lowest_free)
-resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+held = []
+until_s = time.monotonic() + 0.5
+while time.monotonic() < until_s:  # also what the first connection gives back
+    try:
+        held.append(os.dup(0))
+    except OSError:
+        time.sleep(0.01)
 client.connect(("127.0.0.1", server.port))  # by the kernel, before it is accepted
-client.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
+client.sendall(request)
 client.settimeout(0.5)
 try:
     client.recv(1)
 except TimeoutError:
     print("waits")
-resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+for descriptor in held:
+    os.close(descriptor)
 client.settimeout(20)
 print(client.recv(100).decode().splitlines()[0])
 """
