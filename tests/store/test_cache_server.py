@@ -249,33 +249,29 @@ def test_ranges(folder: ObjectFolder, asked: str, status: int, body: bytes | Non
 
 
 _OUT_OF_DESCRIPTORS = """
-import os, resource, socket, threading, time
+import os, resource, socket, threading
 from http import HTTPStatus
 from nagara.store.http_server import HttpServer
 server = HttpServer(("127.0.0.1", 0), lambda request: request.answer(HTTPStatus.OK))
 threading.Thread(target=server.run, daemon=True).start()
-request = b"GET / HTTP/1.1\\r\\nConnection: close\\r\\n\\r\\n"
-with socket.create_connection(("127.0.0.1", server.port)) as first:  # all it needs is open then
-    first.sendall(request)
-    while first.recv(1000):
-        pass
-client = socket.socket()
-limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+clients = [socket.socket() for _ in range(3)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 held = []
-until_s = time.monotonic() + 0.5
-while time.monotonic() < until_s:  # also what the first connection gives back
-    try:
-        held.append(os.dup(0))
-    except OSError:
-        time.sleep(0.01)
-client.connect(("127.0.0.1", server.port))  # by the kernel, before it is accepted
-client.sendall(request)
-client.settimeout(0.5)
 try:
-    client.recv(1)
-except TimeoutError:
-    print("waits")
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+# A call of accept that waits has its descriptor already, so the first may still be served
+for client in clients:
+    client.connect(("127.0.0.1", server.port))  # by the kernel, before it is accepted
+    client.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
+    client.settimeout(0.5)
+    try:
+        client.recv(1000)
+    except TimeoutError:
+        print("waits")
+        break
 for descriptor in held:
     os.close(descriptor)
 client.settimeout(20)
