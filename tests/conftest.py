@@ -24,6 +24,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 be_patient()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--depth-oracle",
+        action="store_true",
+        help="list the engine's cases that ran at depth 0, the oracle, and at depth 1",
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     is_root = os.geteuid() == 0
     has_gpu = Path("/dev/nvidia0").exists()

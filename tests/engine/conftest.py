@@ -238,10 +238,15 @@ def depth(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    both = sum(len(ran) == len(DEPTHS) for ran in _outcomes.values())
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    both = sorted(name for name, ran in _outcomes.items() if len(ran) == len(DEPTHS))
     if _outcomes:
-        terminalreporter.write_line(f"engine: {both} cases ran at depth 0 and at depth 1")
+        terminalreporter.write_line(f"engine: {len(both)} cases ran at depth 0 and at depth 1")
+    if config.getoption("depth_oracle"):
+        for name in both:
+            terminalreporter.write_line(f"  {name.replace('depth0', 'depth 0, 1')}")
 
 
 @pytest.fixture
