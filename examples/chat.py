@@ -9,13 +9,18 @@ import sys
 from nagara.engine.engine import Engine
 from nagara.engine.request import SamplingParams
 
+ANSWER_TOKENS = 256
+
 
 async def chat(engine: Engine) -> None:
     messages: list[dict[str, str]] = []
     while text := await asyncio.to_thread(input, "you: "):
         messages.append({"role": "user", "content": text})
         prompt = engine.tokenizer.chat_prompt(messages, None)
-        params = SamplingParams(max_tokens=256, temperature=0.7)
+        while len(prompt) + ANSWER_TOKENS > engine.context and len(messages) > 1:
+            del messages[0]  # what was said first is forgotten first
+            prompt = engine.tokenizer.chat_prompt(messages, None)
+        params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.7)
         answer = ""
         async for piece in engine.stream(prompt, params):
             sys.stdout.write(piece.text)
