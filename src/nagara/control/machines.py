@@ -56,17 +56,13 @@ class Machines:
         return await self._own.facts()
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
-        """To this machine; others are brought it before their first start from it."""
+        """To this machine; another one brings it by itself when it first starts from it."""
         return await self._own.bring_image(order)
 
     async def start(self, order: StartOrder) -> StartReport:
         machine = self._pool.machine_of(order.lease)
         if machine is None or machine.is_own:
             return await self._own.start(order)
-        spec = order.spec
-        if spec.image_index is not None:
-            wanted = ImageOrder(spec.tenant, spec.app, spec.image, spec.models)
-            await self._node(machine).bring_image(wanted)
         end_s = await self._end_of(order.lease)
         self._away[order.replica] = (machine, order.lease)
         lease = replace(order.lease, expires_at_s=end_s)

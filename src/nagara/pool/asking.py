@@ -28,16 +28,7 @@ async def of_provider(name: str, answer: Awaitable[_T]) -> _T:
     Raises:
         ProviderError: as the provider says, or it did not answer usefully.
     """
-    try:
-        async with asyncio.timeout(PROVIDER_LIMIT_S):
-            return await answer
-    except ProviderError:
-        raise
-    except TimeoutError as error:
-        raise ProviderError(f"no answer within {PROVIDER_LIMIT_S:g} s", where=name) from error
-    except Exception as error:
-        _log.exception("the provider %s broke", name)
-        raise ProviderError(f"it broke: {error!r}", where=name) from error
+    return await _asked(name, answer, PROVIDER_LIMIT_S, ProviderError, "it broke")
 
 
 async def of_machine(name: str, answer: Awaitable[_T], limit_s: float) -> _T:
@@ -46,13 +37,25 @@ async def of_machine(name: str, answer: Awaitable[_T], limit_s: float) -> _T:
     Raises:
         MachineUnreachableError: as the way to it says, or it did not answer usefully.
     """
+    fault = "its answer is of no use"
+    return await _asked(name, answer, limit_s, MachineUnreachableError, fault)
+
+
+async def _asked(
+    name: str,
+    answer: Awaitable[_T],
+    limit_s: float,
+    told: type[ProviderError | MachineUnreachableError],
+    fault: str,
+) -> _T:
+    """The answer, or an error of the kind `told`; `fault` says what any other error means."""
     try:
         async with asyncio.timeout(limit_s):
             return await answer
-    except MachineUnreachableError:
+    except told:
         raise
     except TimeoutError as error:
-        raise MachineUnreachableError(f"no answer within {limit_s:g} s", where=name) from error
-    except Exception as error:
-        _log.exception("the answer of %s is of no use", name)
-        raise MachineUnreachableError(f"its answer is of no use: {error!r}", where=name) from error
+        raise told(f"no answer within {limit_s:g} s", where=name) from error
+    except Exception as error:  # foreign code: whatever is wrong with it, the loop goes on
+        _log.exception("%s: %s", name, fault)
+        raise told(f"{fault}: {error!r}", where=name) from error

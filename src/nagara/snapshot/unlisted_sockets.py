@@ -30,6 +30,8 @@ def own_unlisted(pids: Collection[int], inodes: Collection[int]) -> Iterator[int
     Args:
         pids: the processes that hold them.
     """
+    if not inodes:
+        return
     here = Path(f"/proc/{next(iter(pids))}/ns/net").stat().st_ino
     kinds: dict[int, bool] = {}
     for pid in pids:

@@ -130,7 +130,7 @@ class _Process:
     def shrink(self) -> int:
         """Returns the bytes saved, 0 when it was not worth it."""
         with self._pages.open("rb") as pages:
-            zero = sum(run.count for _, _, run in self._runs(pages) if run.is_zero)
+            zero = sum(run.count for *_, run in self._runs(pages) if run.is_zero)
             if zero * _WORTH * _PAGE_BYTES < self._pages.stat().st_size or not zero:
                 return 0
             pages.seek(0)
@@ -142,26 +142,22 @@ class _Process:
         shorter.replace(self._pages)
         return zero * _PAGE_BYTES
 
-    def _runs(self, pages: BinaryIO) -> Iterator[tuple[int, bytes, Run]]:
-        """For each entry in turn: its index, the block of pages read, and a run within that."""
+    def _runs(self, pages: BinaryIO) -> Iterator[tuple[int, int, bytes, Run]]:
+        """Of each entry in turn: its index, and per run its first page within the entry, the block
+        of pages it was read in, and the run within that."""
         for index, entry in enumerate(self._entries):
             if not _is_here(entry):
                 continue
-            address, left = number_of(entry, _ADDRESS) or 0, _count(entry)
-            while left:
-                block = pages.read(min(left, _BLOCK_PAGES) * _PAGE_BYTES)
-                for run in runs(block, address, self._anonymous):
-                    yield index, block, run
-                address += len(block)
-                left -= len(block) // _PAGE_BYTES
+            address, count = number_of(entry, _ADDRESS) or 0, _count(entry)
+            for begin in range(0, count, _BLOCK_PAGES):
+                block = pages.read(min(count - begin, _BLOCK_PAGES) * _PAGE_BYTES)
+                for run in runs(block, address + begin * _PAGE_BYTES, self._anonymous):
+                    yield index, begin + run.first, block, run
 
     def _write(self, pages: BinaryIO, file: BinaryIO) -> list[tuple[Field, ...]]:
         """Writes what is carried; returns the entries that describe it."""
         pieces: dict[int, list[list[int]]] = {}
-        done = dict.fromkeys(range(len(self._entries)), 0)
-        for index, block, run in self._runs(pages):
-            first = done[index]
-            done[index] += run.count
+        for index, first, block, run in self._runs(pages):
             if run.is_zero:
                 continue
             file.write(memoryview(block)[run.first * _PAGE_BYTES :][: run.count * _PAGE_BYTES])
