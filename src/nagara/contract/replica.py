@@ -173,7 +173,16 @@ class StartOrder:
 
 @dataclass(frozen=True, slots=True)
 class StartReport:
-    """A replica that is ready: how it was started and where the time went."""
+    """A replica that is ready: how it was started and where the time went.
+
+    `host`, of a restored one: seconds of the host stage by part, which add up to it.
+
+        tool         the checkpoint tool, beside the next two
+        read, map    the tool reading saved memory, and laying out address spaces
+        runtime      making the container around the tool
+        hooks        the replica's new identity, and its own functions
+        unaccounted  the rest
+    """
 
     replica: str
     kind: StartKind
@@ -183,6 +192,7 @@ class StartReport:
     fallback: str | None = None  # why a restore was not possible or failed; None when not tried
     capture_wanted: bool = False  # no snapshot fits this machine yet
     files: FilesReport | None = None
+    host: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

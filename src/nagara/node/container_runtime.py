@@ -18,6 +18,7 @@ from nagara.contract.node import NodeError, StartFailedError
 from nagara.contract.replica import FilesReport, ReplicaSpec
 from nagara.image.mounts import mount_points, unmount_tree
 from nagara.node.frozen_layers import FrozenLayers
+from nagara.node.host_parts import Stopwatch, host_parts, tool_times
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_hooks import after_restore, hook_environment, write_hook_files
@@ -143,8 +144,9 @@ class ContainerRuntime:
             write_hook_files(folder.upper, spec, is_new=False)
             tree.mount(folder, above=(frozen,))
             reach("restore.mounted")
+        launch, hooks = Stopwatch(), Stopwatch()
         with contextlib.ExitStack() as undo:
-            with waterfall.stage("host", "restore"):
+            with waterfall.stage("host", "restore"), launch.running():
                 namespace = NetworkNamespace.create()
                 undo.callback(namespace.close)
                 self._write_bundle(folder, spec, tree, namespace)
@@ -157,13 +159,16 @@ class ContainerRuntime:
                 except LaunchError as error:
                     raise _restore_failure(folder, snapshot, error) from error
                 reach("restore.running")
-            with waterfall.stage("host", "identity and hooks"):
+            telling = asyncio.create_task(in_thread(tool_times, folder.criu / "restore.log"))
+            undo.callback(telling.cancel)
+            with waterfall.stage("host", "identity and hooks"), hooks.running():
                 set_hostname(pid, folder.name)
                 reach("restore.named")
                 running = Running(pid, ContainerPort(namespace, spec.port))
                 env = _app_environment(spec)
                 await after_restore(self.runc, folder, running, spec, env)
                 reach("restore.renewed")
+            running.host_parts = host_parts(await telling, launch.passed_s, hooks.passed_s)
             undo.pop_all()
         return running
 

@@ -14,10 +14,14 @@ from nagara.snapshot.catalog import Snapshot
 
 @dataclass(slots=True)
 class Running:
-    """A replica's first process and the way to its port."""
+    """A replica's first process and the way to its port.
+
+    `host_parts`: of one put back, seconds by part of the host stage; see `StartReport`.
+    """
 
     pid: int
     port: "Port"
+    host_parts: Mapping[str, float] | None = None
 
 
 class Port(Protocol):
