@@ -47,8 +47,9 @@ class ModelMount:
 class Canary:
     """The request whose known answer a restored replica must give before it may serve.
 
-    `openai` compares the parts of an OpenAI answer that a greedy request determines (texts and
-    finish reasons, not ids and times); otherwise status and body must be equal byte for byte.
+    `is_openai` compares the parts of an OpenAI answer that a greedy request determines (texts,
+    finish reasons and, nearly, the first logprob, not ids and times); otherwise status and body
+    must be equal byte for byte.
     """
 
     path: str

@@ -27,7 +27,7 @@ from nagara.base.units import parse_duration_s, parse_size_bytes
 from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks
 from nagara.control.app import App, Scale, Timeouts
 from nagara.control.errors import AppFileError
-from nagara.control.openai_server import default_canary, is_openai_path, recognise
+from nagara.control.openai_server import default_canary, is_openai_path, recognise, with_logprobs
 from nagara.control.presets import PRESETS, preset_of
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
@@ -330,7 +330,8 @@ def _to_app(name: str, table: _AppTable) -> App:
     canary = default_canary(server, table.ready)
     kept = table.snapshot if isinstance(table.snapshot, _SnapshotTable) else _SnapshotTable()
     if (chosen := kept.canary) is not None:
-        body = None if chosen.body is None else json.dumps(chosen.body, sort_keys=True)
+        asked = with_logprobs(server, chosen.path, chosen.body)
+        body = None if asked is None else json.dumps(asked, sort_keys=True)
         canary = Canary(chosen.path, body, is_openai=is_openai_path(chosen.path))
     return App(
         name=name,

@@ -17,7 +17,7 @@ from nagara.node.replica_hooks import before_snapshot
 from nagara.node.runtime import Running
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.sockets_open import open_connections
-from nagara.snapshot.canary import CanaryError, Question
+from nagara.snapshot.canary import CanaryError, Question, agree
 from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
@@ -106,11 +106,12 @@ class NodeSnapshots:
 
     async def check_answer(self, running: Running, spec: ReplicaSpec, snapshot: Snapshot) -> None:
         """Asks the canary. Raises `BadSnapshotError` when the answer is not the recorded one."""
+        question = question_of(spec.canary)
         try:
-            answer = await canary_answer(running.port, question_of(spec.canary))
+            answer = await canary_answer(running.port, question)
         except CanaryError as error:
             raise BadSnapshotError(f"the canary failed: {error}", where=snapshot.name) from error
-        if answer != snapshot.record.canary_answer:
+        if not agree(question, snapshot.record.canary_answer, answer):
             raise BadSnapshotError(
                 f"the canary answered {answer[:120]!r} instead of "
                 f"{snapshot.record.canary_answer[:120]!r}",
@@ -142,7 +143,7 @@ class NodeSnapshots:
             again = await canary_answer(running.port, question)
         except CanaryError as error:
             raise CaptureError(f"the canary failed: {error}", where=spec.app) from error
-        if answer != again:
+        if not agree(question, answer, again):
             raise CaptureError(
                 "the canary gives another answer each time, so a restored replica could not be "
                 f"judged: {answer[:80]!r}, then {again[:80]!r}",
