@@ -230,6 +230,18 @@ def test_a_chosen_canary_asks_a_known_server_for_logprobs(path: str, own: str, a
     assert ("logprobs" in body) == bool(own)
 
 
+def test_the_reach_of_a_snapshot_is_part_of_what_the_app_is() -> None:
+    same, also_same, wide = (
+        parse_apps(one(keys), "f")[0]
+        for keys in ("", 'snapshot = {reach = "same"}', 'snapshot = {reach = "wide"}')
+    )
+    assert (same.rules.is_wide, wide.rules.is_wide) == (False, True)
+    assert same.definition == also_same.definition != wide.definition
+    assert from_document(json.loads(json.dumps(to_document(wide)))) == wide
+    older = {name: value for name, value in to_document(same).items() if name != "rules"}
+    assert from_document(older) == same
+
+
 def hooks(command: str, keys: str = "") -> SnapshotHooks:
     app = parse_apps(one(keys).replace('["x"]', command), "f")[0]
     assert from_document(json.loads(json.dumps(to_document(app)))) == app

@@ -85,6 +85,16 @@ class SnapshotHooks:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotRules:
+    """How an app's snapshot is made.
+
+    `is_wide`: its libraries are told to use less than this CPU has, so that it fits lesser ones.
+    """
+
+    is_wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """Everything a node must know of an app in order to run a replica of it.
 
@@ -105,6 +115,7 @@ class ReplicaSpec:
     start_timeout_s: float = 600.0
     snapshot: bool = True  # restore from one where it fits
     hooks: SnapshotHooks = SnapshotHooks()
+    rules: SnapshotRules = SnapshotRules()
     image_index: str | None = None  # names the tree that `image` was at deployment; not for `host`
 
 
