@@ -31,6 +31,7 @@ COMMANDS: dict[str, Entry] = {
     "snapshot": Entry(
         "nagara.cli.snapshot:snapshot", "Show saved replicas, and why an app has none."
     ),
+    "secret": Entry("nagara.cli.secret:secret", "Set, list and remove the values of secrets."),
     "image": Entry("nagara.cli.image:image", "Import, mount and compare images."),
     "store": Entry("nagara.cli.store:store", "Look after objects and the tiers behind them."),
     "cache": Entry("nagara.cli.cache:cache", "Serve objects to the other machines of a zone."),

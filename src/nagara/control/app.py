@@ -55,6 +55,7 @@ class App:
     models: tuple[str, ...] = ()
     device: str = "any"
     env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()  # by name
     limits: Limits = field(default_factory=Limits)
     scale: Scale = Scale()
     timeouts: Timeouts = Timeouts()
@@ -85,6 +86,7 @@ class App:
             "canary": [self.canary.path, self.canary.body, self.canary.is_openai],
             "hooks": asdict(self.hooks),
             "rules": asdict(self.rules),
+            "secrets": self.secrets,
         }
 
     def spec(self, mounts: tuple[ModelMount, ...]) -> ReplicaSpec:
@@ -106,6 +108,7 @@ class App:
             hooks=self.hooks,
             rules=self.rules,
             image_index=self.image_index,
+            secret_names=self.secrets,
         )
 
     @property

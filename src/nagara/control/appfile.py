@@ -26,6 +26,7 @@ from nagara.base.errors import UsageError
 from nagara.base.units import parse_duration_s, parse_size_bytes
 from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks, SnapshotRules
 from nagara.control.app import App, Scale, Timeouts
+from nagara.control.app_secrets import SECRET_NAME
 from nagara.control.errors import AppFileError
 from nagara.control.openai_server import default_canary, is_openai_path, recognise, with_logprobs
 from nagara.control.presets import PRESETS, preset_of
@@ -39,9 +40,9 @@ _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
 
 # Keys of the design that this version refuses instead of passing over, by the table they stand in.
 LATER: dict[str, frozenset[str]] = {
-    "app.*": frozenset({"secrets", "network", "schedule", "priority", "regions"}),
+    "app.*": frozenset({"network", "schedule", "priority", "regions"}),
     "limits": frozenset({"disk"}),
-    "snapshot": frozenset({"secrets", "weights"}),
+    "snapshot": frozenset({"weights"}),
 }
 
 
@@ -108,6 +109,12 @@ def _path(value: str) -> str:
 def _buffer(value: int) -> int:
     if value > 0:
         raise _problem("buffers above 0 are not supported yet")
+    return value
+
+
+def _secret(value: str) -> str:
+    if not SECRET_NAME.fullmatch(value):
+        raise _problem(f"{value!r} is not a name of a secret, as of a variable: HF_TOKEN")
     return value
 
 
@@ -180,6 +187,7 @@ class _SnapshotTable(_Table):
     canary: _CanaryTable | None = None
     preset: Literal["auto", "none", "python", "vllm", "vllm-deep", "sglang"] = "auto"
     reach: Literal["same", "wide"] = "same"
+    secrets: Literal["none", "allow"] = "none"
     before: list[_StepTable] = []
     after: list[_StepTable] = []
 
@@ -190,7 +198,7 @@ class _SnapshotTable(_Table):
         return SnapshotHooks(before + preset.before, preset.after + after, preset.in_python)
 
     def rules(self) -> SnapshotRules:
-        return SnapshotRules(is_wide=self.reach == "wide")
+        return SnapshotRules(is_wide=self.reach == "wide", with_secrets=self.secrets == "allow")
 
 
 class _LimitsTable(_Table):
@@ -215,6 +223,7 @@ class _AppTable(_Table):
     scale: _ScaleTable = _ScaleTable()
     snapshot: bool | _SnapshotTable = True
     env: dict[str, str] = {}
+    secrets: list[Annotated[str, AfterValidator(_secret)]] = []
     limits: _LimitsTable = _LimitsTable()
     timeouts: _TimeoutsTable = _TimeoutsTable()
 
@@ -225,6 +234,8 @@ class _AppTable(_Table):
                 raise _problem(f"env: {name!r} is not a name of an environment variable")
             if "\0" in value:
                 raise _problem(f"env: the value of {name} contains a zero byte")
+        if both := sorted(self.env.keys() & set(self.secrets)):
+            raise _problem(f"secrets: {both[0]} is in env as well")
         return self
 
 
@@ -347,6 +358,7 @@ def _to_app(name: str, table: _AppTable) -> App:
         canary=canary,
         device=table.device,
         env=tuple(sorted(table.env.items())),
+        secrets=tuple(dict.fromkeys(table.secrets)),
         limits=Limits(cpu=table.limits.cpu, memory_bytes=table.limits.memory),
         scale=Scale(table.scale.min, table.scale.max, table.scale.concurrency, table.scale.idle),
         timeouts=Timeouts(table.timeouts.start, table.timeouts.request, table.timeouts.queue),

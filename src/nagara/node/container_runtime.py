@@ -316,7 +316,8 @@ def _values(spec: ReplicaSpec) -> dict[str, str]:
 
 
 def _app_environment(spec: ReplicaSpec) -> dict[str, str]:
-    return {name: substituted(value, _values(spec)) for name, value in spec.env}
+    env = {name: substituted(value, _values(spec)) for name, value in spec.env}
+    return {**env, **dict(spec.secrets)}
 
 
 def _restore_failure(
