@@ -5,7 +5,7 @@ the pid of a running process with some memory on the device, one of its own for 
 """
 
 import os
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +13,9 @@ from nagara.snapshot.device.errors import DeviceError, DeviceGoneError, DeviceRe
 from nagara.snapshot.device.orders import DeviceOrders
 from nagara.snapshot.device.protocol import Device
 from nagara.snapshot.states import DeviceState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LIMIT_S = 60.0
 NO_PID = 1 << 22  # above what Linux gives

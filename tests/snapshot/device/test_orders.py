@@ -305,7 +305,7 @@ def test_several_devices_are_refused_unless_communicators_are_rebuilt():
     host = Host(("sim-0", "sim-1"))
     host.device.start(101, {"sim-0": GB})
     host.device.start(102, {"sim-1": GB})
-    with pytest.raises(CaptureError, match="uses 2 devices.*NCCL"):
+    with pytest.raises(CaptureError, match=r"uses 2 devices.*NCCL"):
         host.orders.save({101: 1, 102: 7})
     assert host.states((101, 102)) == [State.RUNNING] * 2
     record = host.orders.save({101: 1, 102: 7}, rebuilds_communicators=True)

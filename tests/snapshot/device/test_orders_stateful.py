@@ -11,7 +11,7 @@ from nagara.snapshot.errors import SnapshotError
 from nagara.snapshot.states import HOLDING, DeviceEvent, DeviceState, can
 
 SIZE = 1000
-LIMITS = DeviceLimits(order_s=100.0)
+LIMITS = DeviceLimits(order_s=100.0, context_bytes=0)
 FAULTS = {
     DeviceEvent.LOCK: [Fault.BUSY, Fault.EXITS, Fault.HANGS, Fault.BROKEN],
     DeviceEvent.CHECKPOINT: [Fault.EMPTY, Fault.EXITS, Fault.HANGS, Fault.BROKEN],

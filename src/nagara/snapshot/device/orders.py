@@ -33,8 +33,6 @@ from nagara.snapshot.device.protocol import Device, DeviceFacts
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, HostMisfitError, RestoreError
 from nagara.snapshot.states import DeviceState
 
-# The driver's context counts as held but is made anew, not kept.
-CONTEXT_BYTES = 1 << 30
 LEAST_KEPT_SHARE = 0.5
 _FORMAT = 1
 
@@ -50,6 +48,7 @@ class DeviceLimits:
     order_s: float = 180.0
     free_memory_s: float = 5.0  # for another replica's memory to become free
     pause_s: float = 0.05
+    context_bytes: int = 1 << 30  # of the driver's own: held on a device, made anew, not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,7 @@ class DeviceOrders:
         if left := sum(self._device.held_bytes(pid).values()):
             raise DeviceError(f"still holds {left} bytes of its device", where=f"process {pid}")
         kept = self._device.kept_bytes(pid) - before
-        wanted = sum(held.values()) - CONTEXT_BYTES * len(held)
+        wanted = sum(held.values()) - self._limits.context_bytes * len(held)
         if kept < LEAST_KEPT_SHARE * wanted:
             raise DeviceError(
                 f"only {max(0, kept)} bytes came along of {sum(held.values())} on the device",
