@@ -38,6 +38,8 @@ from nagara.sandbox.netns import NetworkNamespace
 from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
 from nagara.snapshot.capture import CRIU_CONFIG
 from nagara.snapshot.catalog import Snapshot
+from nagara.snapshot.device.orders import DeviceOrders
+from nagara.snapshot.device.replica import put_back_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, RestoreError, SnapshotError
 from nagara.snapshot.opened import OpenedFiles
 
@@ -68,6 +70,7 @@ class ContainerRuntime:
     Args:
         state: the node's folder.
         trees: what lies below the replicas' own layers.
+        devices: saves and puts back what replicas have on this machine's devices.
     """
 
     isolation = "container"
@@ -80,8 +83,10 @@ class ContainerRuntime:
         runc: Runc,
         keeper: KeeperClient,
         layers: FrozenLayers,
+        devices: DeviceOrders,
     ) -> None:
         self.trees = trees
+        self.devices = devices
         self.runc = runc
         self._keeper = keeper
         self._layers = layers
@@ -157,6 +162,9 @@ class ContainerRuntime:
                 except LaunchError as error:
                     raise _restore_failure(folder, snapshot, error) from error
                 reach("restore.running")
+            with waterfall.stage("device", "restore"):
+                await in_thread(put_back_device, self.devices, pid, snapshot.memory)
+                reach("restore.device")
             with waterfall.stage("host", "identity and hooks"):
                 set_hostname(pid, folder.name)
                 reach("restore.named")

@@ -20,6 +20,7 @@ from nagara.sandbox.sockets_open import open_connections
 from nagara.snapshot.canary import CanaryError, Question
 from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord
+from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.prefetch import ReadAhead
 from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
@@ -166,6 +167,13 @@ class NodeSnapshots:
         self, folder: ReplicaFolder, running: Running, spec: ReplicaSpec, staging: Path
     ) -> Saved:
         """Writes the replica to `staging`; it stays frozen. Blocking. Raises `CaptureError`."""
+        save_device(
+            self._runtime.devices,
+            running.pid,
+            staging / "memory",
+            rebuilds_communicators=spec.hooks.rebuilds_communicators,
+        )
+        reach("capture.device")
         return save(
             self._runtime.runc,
             folder.name,
