@@ -77,11 +77,14 @@ class SnapshotHooks:
 
     `in_python`: its Python processes listen for nagara, without a change to their code: they give
     unused memory back before, and renew their random generators after.
+    `rebuilds_communicators`: what connects its processes on several devices is torn down before
+    and built anew after, by the steps or by functions of its own.
     """
 
     before: tuple[HookStep, ...] = ()
     after: tuple[HookStep, ...] = ()
     in_python: bool = False
+    rebuilds_communicators: bool = False
 
 
 @dataclass(frozen=True, slots=True)

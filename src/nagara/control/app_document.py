@@ -42,4 +42,9 @@ def _hooks(values: dict[str, Any]) -> SnapshotHooks:
         )
         for when in ("before", "after")
     }
-    return SnapshotHooks(steps["before"], steps["after"], values["in_python"])
+    return SnapshotHooks(
+        steps["before"],
+        steps["after"],
+        values["in_python"],
+        values.get("rebuilds_communicators", False),  # of an app deployed earlier
+    )

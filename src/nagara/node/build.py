@@ -22,6 +22,8 @@ from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.runc import Runc
 from nagara.sandbox.tools import Tools, find_tools
 from nagara.snapshot.catalog import Catalog
+from nagara.snapshot.device.orders import DeviceOrders
+from nagara.snapshot.device.replica import find_device
 from nagara.snapshot.facts import read_host_facts
 from nagara.snapshot.levelling import can_level
 
@@ -82,6 +84,7 @@ def _container_node(
         keeper=keeper,
         layers=layers,
         can_level=can_level(facts),
+        devices=DeviceOrders(find_device()),
     )
     missing = list(tools.missing)
     if shutil.which("mkfs.erofs") is None:

@@ -39,6 +39,8 @@ from nagara.sandbox.netns import NetworkNamespace
 from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
 from nagara.snapshot.capture import CRIU_CONFIG
 from nagara.snapshot.catalog import Snapshot
+from nagara.snapshot.device.orders import DeviceOrders
+from nagara.snapshot.device.replica import put_back_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, RestoreError, SnapshotError
 from nagara.snapshot.levelling import levelled_environment
 from nagara.snapshot.opened import OpenedFiles
@@ -72,6 +74,7 @@ class ContainerRuntime:
         state: the node's folder.
         trees: what lies below the replicas' own layers.
         can_level: whether libraries may be told to use less than this CPU has.
+        devices: saves and puts back what replicas have on this machine's devices.
     """
 
     isolation = "container"
@@ -84,9 +87,11 @@ class ContainerRuntime:
         runc: Runc,
         keeper: KeeperClient,
         layers: FrozenLayers,
+        devices: DeviceOrders,
         can_level: bool = False,
     ) -> None:
         self.trees = trees
+        self.devices = devices
         self.runc = runc
         self._keeper = keeper
         self._layers = layers
@@ -170,6 +175,9 @@ class ContainerRuntime:
                 reach("restore.running")
             telling = asyncio.create_task(in_thread(tool_times, folder.criu / "restore.log"))
             undo.callback(telling.cancel)
+            with waterfall.stage("device", "restore"):
+                await in_thread(put_back_device, self.devices, pid, snapshot.memory)
+                reach("restore.device")
             with waterfall.stage("host", "identity and hooks"), hooks.running():
                 set_hostname(pid, folder.name)
                 reach("restore.named")

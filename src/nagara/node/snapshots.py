@@ -21,6 +21,7 @@ from nagara.sandbox.sockets_open import open_connections
 from nagara.snapshot.canary import CanaryError, Question, agree
 from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord
+from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.levelling import LEVEL, levelled_variant
 from nagara.snapshot.prefetch import ReadAhead
@@ -171,6 +172,13 @@ class NodeSnapshots:
         self, folder: ReplicaFolder, running: Running, spec: ReplicaSpec, staging: Path
     ) -> Saved:
         """Writes the replica to `staging`; it stays frozen. Blocking. Raises `CaptureError`."""
+        save_device(
+            self._runtime.devices,
+            running.pid,
+            staging / "memory",
+            rebuilds_communicators=spec.hooks.rebuilds_communicators,
+        )
+        reach("capture.device")
         is_levelled = spec.rules.is_wide and _keeps_to_the_level(running, spec.app)
         saved = save(
             self._runtime.runc,
