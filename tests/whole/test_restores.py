@@ -1,6 +1,6 @@
 """A torch server folded and put back again and again, each time by requests: all are answered.
 
-`NAGARA_RESTORES=200` in the environment makes it as many; by default it is a short form of that.
+By default a short form; `make restores` sets NAGARA_RESTORES to 200.
 """
 
 import json

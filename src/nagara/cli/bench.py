@@ -15,6 +15,10 @@ BENCHMARKS: dict[str, Entry] = {
         "nagara.cli.bench_coldstart:coldstart",
         "From a request to the first token, started plainly and restored.",
     ),
+    "clones": Entry(
+        "nagara.cli.bench_clones:clones",
+        "Many replicas put back from one snapshot at once, against one.",
+    ),
     "rounds": Entry(
         "nagara.cli.bench_rounds:rounds",
         "Folded to zero and called by several at once, many times; what is left afterwards.",

@@ -37,6 +37,7 @@ def engine_app(
     snapshot: bool = True,
     compile_cache: str | None = None,
     max_replicas: int = 4,
+    concurrency: int = 8,
 ) -> str:
     """The text of an app file with one app.
 
@@ -53,7 +54,7 @@ def engine_app(
         f'models   = ["{model}"]',
         f"command  = {json.dumps([*command, '--compile'] if compile_cache else command)}",
         'ready    = "/health"',
-        f'scale    = {{min = 0, max = {max_replicas}, concurrency = 8, idle = "10m"}}',
+        f'scale    = {{max = {max_replicas}, concurrency = {concurrency}, idle = "10m"}}',
         f"snapshot = {json.dumps(snapshot)}",
         'timeouts = {start = "15m"}',
     ]
