@@ -1,7 +1,6 @@
 """`nagara bench clones`: what it counts as one start and as many, and what it refuses."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,22 +12,30 @@ from click.testing import CliRunner, Result
 from nagara.cli import bench_clones
 from nagara.cli.instance import Reply
 from nagara.cli.main import main
+from nagara.control.appfile import parse_apps
 
 
 class FakeInstance:
-    """Each request after a fold starts a replica; the starts of one round begin a second apart
-    and take two."""
+    """Starts what `min` asks for; the starts of one round begin a second apart and take two."""
 
     def __init__(self, kind: str) -> None:
         self.admin = self
-        self.deployed = ""
+        self.deployed: list[str] = []
         self._kind = kind
         self._starts: list[dict[str, Any]] = []
-        self._of_round = 0
-        self._lock = threading.Lock()
 
     def deploy(self, text: str, file: str) -> None:
-        self.deployed = text
+        self.deployed.append(text)
+        (app,) = parse_apps(text, file)
+        for number in range(app.scale.min):
+            start = {
+                "replica": f"r{len(self._starts)}",
+                "kind": self._kind,
+                "fallback": "a reason",
+                "started_s": 100.0 + number,
+                "total_s": 2.0,
+            }
+            self._starts.append(start)
 
     def status(self) -> dict[str, Any]:
         return {"can_snapshot": True}
@@ -37,23 +44,13 @@ class FakeInstance:
         return {"state": "done"}
 
     def fold(self, app: str) -> None:
-        self._of_round = 0
+        pass
 
     def trace(self, app: str) -> dict[str, Any]:
         return {"starts": list(self._starts)}
 
     def chat(self, app: str, model: str, question: str, *, max_tokens: int) -> Reply:
-        with self._lock:
-            self._of_round += 1
-            start = {
-                "replica": f"r{len(self._starts)}",
-                "kind": self._kind,
-                "fallback": "a reason",
-                "started_s": 100.0 + self._of_round,
-                "total_s": 2.0,
-            }
-            self._starts.append(start)
-        return Reply("Paris", 0.5, 1.0, str(start["replica"]), 400.0)
+        return Reply("Paris", 0.5, 1.0, "r0", 400.0)
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: FakeInstance) -> Result:
@@ -79,7 +76,7 @@ def test_all_ready_is_from_the_first_beginning_to_the_last_end(
     figures = json.loads(shown.stdout)
     assert (figures["one_ready"]["median_s"], figures["all_ready"]["median_s"]) == (2.0, 4.0)
     assert (figures["ratio"], figures["answers_equal"], figures["clones"]) == (2.0, True, 3)
-    assert "concurrency = 1" in fake.deployed
+    assert len({parse_apps(text, "f")[0].definition for text in fake.deployed}) == 1
 
 
 def test_a_replica_that_was_not_put_back_is_an_error(

@@ -1,8 +1,8 @@
 """`nagara bench clones`: one replica put back from a snapshot, and many of them at once.
 
-Each run folds the app and starts it by one request, then folds it again and sends as many requests
-as there are to be clones, each of which takes a whole replica. What is measured is the time until
-all are ready: from the first start's beginning to the last one's end. Every answer is compared.
+Each run asks for one replica of the folded app, then, folded again, for many, by the app's `min`.
+What is measured is the time until all are ready: from the first start's beginning to the last
+one's end. Then each is sent a request, and every answer is compared.
 """
 
 import time
@@ -23,7 +23,7 @@ _APP = "clones"
 _QUESTION = "What is the capital of France?"
 _MAX_TOKENS = 8
 _CAPTURE_S = 1200.0
-_RECORDED_S = 60.0  # a start is noted a moment after its replica has begun to answer
+_READY_S = 120.0
 
 _progress = Console(stderr=True)
 
@@ -50,7 +50,7 @@ def clones(settings: Settings, app: str, count: int, runs: int, as_json: bool) -
 
 
 def _measure(instance: Instance, model: str, count: int, runs: int) -> dict[str, Any]:
-    instance.admin.deploy(engine_app(_APP, model, max_replicas=count, concurrency=1), "clones")
+    _deploy(instance, model, count, wanted=0)
     _progress.print("making the snapshot")
     answers = {_ask(instance, model)}
     capture = instance.admin.wait_for_capture(_APP, timeout_s=_CAPTURE_S)
@@ -60,7 +60,7 @@ def _measure(instance: Instance, model: str, count: int, runs: int) -> dict[str,
     all_s: list[float] = []
     for run in range(runs):
         for at_once, found_s in ((1, one_s), (count, all_s)):
-            ready_s, texts = _one_round(instance, model, at_once)
+            ready_s, texts = _one_round(instance, model, count, at_once)
             found_s.append(ready_s)
             answers |= texts
             _progress.print(f"run {run + 1}/{runs}: {at_once} at once ready in {ready_s:.2f} s")
@@ -77,27 +77,41 @@ def _measure(instance: Instance, model: str, count: int, runs: int) -> dict[str,
     }
 
 
-def _one_round(instance: Instance, model: str, at_once: int) -> tuple[float, set[str]]:
+def _one_round(instance: Instance, model: str, count: int, wanted: int) -> tuple[float, set[str]]:
     """From nothing to so many replicas: seconds until the last is ready, and the answers."""
     instance.admin.fold(_APP)
     before = {start["replica"] for start in instance.admin.trace(_APP)["starts"]}
-    with ThreadPoolExecutor(at_once) as pool:
-        asked = [pool.submit(_ask, instance, model) for _ in range(at_once)]
-        texts = {request.result() for request in asked}
-    deadline_s = time.monotonic() + _RECORDED_S
-    starts: list[dict[str, Any]] = []
-    while len(starts) < at_once:
-        if time.monotonic() > deadline_s:
-            raise NagaraError(f"{len(starts)} of {at_once} replicas were started")
-        starts = [s for s in instance.admin.trace(_APP)["starts"] if s["replica"] not in before]
-        time.sleep(0.05)
-    for start in starts:
-        if start["kind"] != "restored":
-            raise NagaraError(
-                f"was not put back: {start['fallback'] or start['error']}", where=_APP
-            )
+    _deploy(instance, model, count, wanted=wanted)
+    starts = _until_recorded(instance, before, wanted)
     begun_s = min(start["started_s"] for start in starts)
-    return max(s["started_s"] + s["total_s"] for s in starts) - begun_s, texts
+    ready_s = max(start["started_s"] + start["total_s"] for start in starts) - begun_s
+    with ThreadPoolExecutor(wanted) as pool:
+        asked = [pool.submit(_ask, instance, model) for _ in range(wanted)]
+        texts = {request.result() for request in asked}
+    _deploy(instance, model, count, wanted=0)
+    return ready_s, texts
+
+
+def _deploy(instance: Instance, model: str, count: int, *, wanted: int) -> None:
+    """Another `min` makes no other app of it: the snapshot stays."""
+    text = engine_app(_APP, model, min_replicas=wanted, max_replicas=count, concurrency=1)
+    instance.admin.deploy(text, "clones")
+
+
+def _until_recorded(instance: Instance, before: set[str], wanted: int) -> list[dict[str, Any]]:
+    """The starts of that many replicas. Raises `NagaraError` if one was not put back."""
+    deadline_s = time.monotonic() + _READY_S
+    while True:
+        starts = [s for s in instance.admin.trace(_APP)["starts"] if s["replica"] not in before]
+        for start in starts:
+            if start["kind"] != "restored":
+                why = start["fallback"] or start["error"]
+                raise NagaraError(f"was not put back: {why}", where=_APP)
+        if len(starts) >= wanted:
+            return starts
+        if time.monotonic() > deadline_s:
+            raise NagaraError(f"{len(starts)} of {wanted} replicas were started")
+        time.sleep(0.05)
 
 
 def _ask(instance: Instance, model: str) -> str:
