@@ -17,6 +17,7 @@ from nagara.node.logs import ReplicaLogs
 from nagara.node.process_runtime import ProcessRuntime
 from nagara.node.replica_images import NodeImages
 from nagara.node.replica_trees import ReplicaTrees
+from nagara.node.snapshot_images import SnapshotImages
 from nagara.node.snapshots import NodeSnapshots
 from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.runc import Runc
@@ -71,13 +72,15 @@ def _container_node(
     image = HostImage(state=state, needed=_own_environment())
     images = node_images(state)
     trees = ReplicaTrees(image, images, models=state / "models", programs=Path(sys.prefix) / "bin")
-    layers = FrozenLayers(folder / "layers")
+    kept = SnapshotImages(images)
+    layers = FrozenLayers(folder / "layers", kept.layer)
     runtime = ContainerRuntime(
         state=folder,
         trees=trees,
         runc=Runc(tools.runc, tools.criu, folder / "runc"),
         keeper=keeper,
         layers=layers,
+        snapshots=kept,
     )
     missing = list(tools.missing)
     if shutil.which("mkfs.erofs") is None:
@@ -86,13 +89,14 @@ def _container_node(
         )
     snapshots = None
     if tools.criu is not None and not missing:
-        catalog = Catalog(state / "snapshots")
+        catalog = Catalog(state / "snapshots", kept.shelf, kept.tenants)
         versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
         snapshots = NodeSnapshots(
             catalog=catalog,
             facts=read_host_facts(versions),
             runtime=runtime,
             layers=layers,
+            images=kept,
         )
     return LocalNode(
         root=folder / "replicas",

@@ -23,6 +23,7 @@ from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_hooks import after_restore, hook_environment, write_hook_files
 from nagara.node.replica_trees import ReplicaTrees, Tree
 from nagara.node.runtime import Running, substituted
+from nagara.node.snapshot_images import SnapshotImages, memory_of
 from nagara.sandbox.bundle import Bundle
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
 from nagara.sandbox.fault_points import reach
@@ -80,11 +81,13 @@ class ContainerRuntime:
         runc: Runc,
         keeper: KeeperClient,
         layers: FrozenLayers,
+        snapshots: SnapshotImages,
     ) -> None:
         self.trees = trees
         self.runc = runc
         self._keeper = keeper
         self._layers = layers
+        self._snapshots = snapshots
         self._criu_config = state / "criu.conf"
         self._opened: dict[str, OpenedFiles] = {}  # of replicas that are to be saved
 
@@ -138,6 +141,8 @@ class ContainerRuntime:
     ) -> Running:
         with waterfall.stage("files", "root"):
             tree = await self.trees.prepare(folder, spec, is_restore=True)
+            await in_thread(self._snapshots.mount, folder, snapshot)
+            reach("restore.image")
             frozen = await self._layers.mount(snapshot)
             reach("restore.layer")
             write_hook_files(folder.upper, spec, is_new=False)
@@ -150,13 +155,14 @@ class ContainerRuntime:
                 self._write_bundle(folder, spec, tree, namespace)
                 reach("restore.bundle")
                 command = self.runc.restore_command(
-                    folder.name, folder.bundle, folder.pid_file, snapshot.memory, folder.criu
+                    folder.name, folder.bundle, folder.pid_file, memory_of(folder), folder.criu
                 )
                 try:
                     pid = await self._launch(folder, command, log, _RESTORE_S)
                 except LaunchError as error:
                     raise _restore_failure(folder, snapshot, error) from error
                 reach("restore.running")
+                self._snapshots.unmount(folder)
             with waterfall.stage("host", "identity and hooks"):
                 set_hostname(pid, folder.name)
                 reach("restore.named")
