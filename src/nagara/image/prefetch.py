@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
-from nagara.image.trace import Pack, Trace
+from nagara.image.trace import Pack, Trace, touches_of
 from nagara.store.errors import CorruptError, StoreError
 from nagara.store.names import CHUNK_BYTES, ObjectName
 from nagara.store.roots import read_list
@@ -31,7 +31,10 @@ _WORTH = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is. `left` counts objects; `error` is the first one."""
+    """How far a job is.
+
+    `left` counts objects, and single chunks of large ones; `error` is the first one.
+    """
 
     objects: int = 0
     bytes: int = 0
@@ -68,8 +71,9 @@ class Prefetcher:
 
     def fetch_trace(self, name: str, trace: Trace) -> None:
         """Fetches what a trace names; returns when all was tried."""
-        store = self._store
-        missing = {each for each, _ in trace.objects if not store.local.has(each)}
+        has = self._store.local.has
+        missing = {each for each in dict(trace.objects) if not has(each)}
+        touches = [(each, chunk) for each, chunk in touches_of(trace) if each in missing]
         with ThreadPoolExecutor(AT_ONCE, "prefetch") as pool:
             packed: set[ObjectName] = set()
             pieces: list[Callable[[], None]] = []
@@ -78,17 +82,20 @@ class Prefetcher:
                 if sum(each.size for each in wanted) >= _WORTH * pack.name.size:
                     packed |= wanted
                     pieces += self._pack_work(name, pack, wanted)
-            self._add(name, left=len(missing))
+            self._add(name, left=len(touches))
             first = [pool.submit(piece) for piece in pieces]
-            rest = [
-                pool.submit(self._one, name, each, chunks)
-                for each, chunks in trace.objects
-                if each in missing and each not in packed
-            ]
-            for job in (*first, *rest):
+            counted: set[ObjectName] = set()
+            for each, chunk in touches:
+                if each.is_chunked:
+                    is_new = each not in counted
+                    counted.add(each)
+                    first.append(pool.submit(self._chunk, name, each, chunk, is_new=is_new))
+                elif each not in packed:
+                    first.append(pool.submit(self._one, name, each))
+            for job in first:
                 job.result()
             # What a pack did not bring (it failed, or was cut) comes singly.
-            for job in [pool.submit(self._one, name, each, ()) for each in packed]:
+            for job in [pool.submit(self._one, name, each) for each in packed]:
                 job.result()
 
     def fill(self, name: str, list_name: ObjectName, first: Sequence[ObjectName] = ()) -> None:
@@ -98,7 +105,7 @@ class Prefetcher:
         names = list(dict.fromkeys([*(each for each in first if each in listed), *listed]))
         self._add(name, left=len(names))
         with ThreadPoolExecutor(AT_ONCE, "fill") as pool:
-            list(pool.map(lambda each: self._one(name, each, ()), names))
+            list(pool.map(lambda each: self._one(name, each), names))
         if self.progress(name).error is None:
             check_complete(store, list_name, names)
 
@@ -135,14 +142,13 @@ class Prefetcher:
         def read() -> None:
             start = members[0][1]
             end = members[-1][1] + members[-1][0].size
+
+            def take(data: memoryview) -> None:
+                found = [(name, data[at - start : at - start + name.size]) for name, at in members]
+                self._keep(job, found)
+
             try:
-                data = memoryview(
-                    self._store.transfer.range(pack.name, start, end - start, _deadline())
-                )
-                self._keep(
-                    job,
-                    [(name, data[at - start : at - start + name.size]) for name, at in members],
-                )
+                self._store.transfer.range(pack.name, start, end - start, _deadline(), take)
             except (StoreError, OSError) as error:
                 _log.info("a pack was of no use: %s", error)
 
@@ -159,23 +165,33 @@ class Prefetcher:
         local.keep(right)
         self._add(job, objects=len(right), size=sum(name.size for name, _ in right))
 
-    def _one(self, job: str, name: ObjectName, chunks: Iterable[int]) -> None:
-        """One object, or some chunks of it; `left` goes down whatever becomes of it."""
+    def _one(self, job: str, name: ObjectName) -> None:
+        """A whole object."""
         store = self._store
-        try:
-            if store.local.has(name):
-                return
-            if chunks:
-                reader = store.open(name, _deadline())
-                for chunk in chunks:
-                    start = chunk * CHUNK_BYTES
-                    if not reader.is_here(start, 1):
-                        reader.read_into(memoryview(bytearray(1)), start, _deadline())
-                        self._add(job, size=CHUNK_BYTES)
-            else:
+
+        def fetch() -> None:
+            if not store.local.has(name):
                 store.ensure(name, _deadline())
-                self._add(job, size=name.size)
-            self._add(job, objects=1)
+                self._add(job, objects=1, size=name.size)
+
+        self._tried(job, fetch)
+
+    def _chunk(self, job: str, name: ObjectName, index: int, *, is_new: bool) -> None:
+        """A chunk of a large object; `is_new`: the first of it."""
+
+        def fetch() -> None:
+            start = index * CHUNK_BYTES
+            reader = self._store.open(name, _deadline())
+            if not reader.is_here(start, 1):
+                reader.need(start, 1, _deadline())
+                self._add(job, objects=int(is_new), size=min(CHUNK_BYTES, name.size - start))
+
+        self._tried(job, fetch)
+
+    def _tried(self, job: str, fetch: Callable[[], None]) -> None:
+        """`left` goes down whatever becomes of it."""
+        try:
+            fetch()
         except (StoreError, OSError) as error:
             self._add(job, error=str(error))
         finally:
