@@ -40,19 +40,45 @@ class Progress:
     bytes: int = 0
     left: int = 0
     error: str | None = None
+    is_running: bool = False
+
+
+class _Job:
+    """One job's progress. Called from any thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.progress = Progress(is_running=True)
+        self._lock = threading.Lock()
+
+    def add(
+        self, *, objects: int = 0, size: int = 0, left: int = 0, error: str | None = None
+    ) -> None:
+        with self._lock:
+            now = self.progress
+            self.progress = replace(
+                now,
+                objects=now.objects + objects,
+                bytes=now.bytes + size,
+                left=now.left + left,
+                error=now.error or error,
+            )
+
+    def end(self) -> None:
+        with self._lock:
+            self.progress = replace(self.progress, is_running=False)
 
 
 class Prefetcher:
-    """The jobs of one daemon, by name. A new job of a name replaces the old one's progress."""
+    """The jobs of one daemon, by name; of several with one name the latest is shown."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._progress: dict[str, Progress] = {}
+        self._jobs: dict[str, _Job] = {}
 
     def start_trace(self, name: str, trace: Trace) -> None:
         """Begins to fetch what a trace names, in its order."""
-        self._begin(name, lambda: self.fetch_trace(name, trace))
+        self._begin(name, lambda job: self._fetch_trace(job, trace))
 
     def start_fill(
         self, name: str, list_name: ObjectName, first: Sequence[ObjectName] = ()
@@ -62,14 +88,14 @@ class Prefetcher:
         Args:
             first: the order to fetch in, as far as it matters (weights in the order of files).
         """
-        self._begin(name, lambda: self.fill(name, list_name, first))
+        self._begin(name, lambda job: self._fill(job, list_name, first))
 
     def progress(self, name: str) -> Progress:
         """Of a job; all zeros for an unknown one."""
-        with self._lock:
-            return self._progress.get(name, Progress())
+        job = self._jobs.get(name)
+        return Progress() if job is None else job.progress
 
-    def fetch_trace(self, name: str, trace: Trace) -> None:
+    def _fetch_trace(self, job: _Job, trace: Trace) -> None:
         """Fetches what a trace names; returns when all was tried."""
         has = self._store.local.has
         missing = {each for each in dict(trace.objects) if not has(each)}
@@ -81,48 +107,50 @@ class Prefetcher:
                 wanted = {member for member, _ in pack.members} & missing
                 if sum(each.size for each in wanted) >= _WORTH * pack.name.size:
                     packed |= wanted
-                    pieces += self._pack_work(name, pack, wanted)
-            self._add(name, left=len(touches))
+                    pieces += self._pack_work(job, pack, wanted)
+            job.add(left=len(touches))
             first = [pool.submit(piece) for piece in pieces]
             counted: set[ObjectName] = set()
             for each, chunk in touches:
                 if each.is_chunked:
                     is_new = each not in counted
                     counted.add(each)
-                    first.append(pool.submit(self._chunk, name, each, chunk, is_new=is_new))
+                    first.append(pool.submit(self._chunk, job, each, chunk, is_new=is_new))
                 elif each not in packed:
-                    first.append(pool.submit(self._one, name, each))
-            for job in first:
-                job.result()
+                    first.append(pool.submit(self._one, job, each))
+            for piece_of in first:
+                piece_of.result()
             # What a pack did not bring (it failed, or was cut) comes singly.
-            for job in [pool.submit(self._one, name, each) for each in packed]:
-                job.result()
+            list(pool.map(lambda each: self._one(job, each), packed))
 
-    def fill(self, name: str, list_name: ObjectName, first: Sequence[ObjectName] = ()) -> None:
+    def _fill(self, job: _Job, list_name: ObjectName, first: Sequence[ObjectName]) -> None:
         """Fetches a whole list, proves it, and records that it is complete for this boot."""
         store = self._store
         listed = dict.fromkeys([*read_list(store, list_name), list_name])
         names = list(dict.fromkeys([*(each for each in first if each in listed), *listed]))
-        self._add(name, left=len(names))
+        job.add(left=len(names))
         with ThreadPoolExecutor(AT_ONCE, "fill") as pool:
-            list(pool.map(lambda each: self._one(name, each), names))
-        if self.progress(name).error is None:
+            list(pool.map(lambda each: self._one(job, each), names))
+        if job.progress.error is None:
             check_complete(store, list_name, names)
 
-    def _begin(self, name: str, work: Callable[[], None]) -> None:
-        with self._lock:
-            self._progress[name] = Progress()
+    def _begin(self, name: str, work: Callable[[_Job], None]) -> None:
+        job = self._jobs[name] = _Job(name)
 
         def run() -> None:
             try:
-                work()
+                work(job)
             except (NagaraError, OSError) as error:
                 _log.warning("prefetching for %s ended: %s", name, error)
-                self._add(name, error=str(error))
+                job.add(error=str(error))
+            finally:
+                job.end()
 
         threading.Thread(target=run, name=f"prefetch {name}", daemon=True).start()
 
-    def _pack_work(self, job: str, pack: Pack, wanted: set[ObjectName]) -> list[Callable[[], None]]:
+    def _pack_work(
+        self, job: _Job, pack: Pack, wanted: set[ObjectName]
+    ) -> list[Callable[[], None]]:
         """Calls that each read one stretch of a pack and take the members out of it."""
         work = []
         stretch: list[tuple[ObjectName, int]] = []
@@ -137,7 +165,7 @@ class Prefetcher:
         return work
 
     def _stretch(
-        self, job: str, pack: Pack, members: tuple[tuple[ObjectName, int], ...]
+        self, job: _Job, pack: Pack, members: tuple[tuple[ObjectName, int], ...]
     ) -> Callable[[], None]:
         def read() -> None:
             start = members[0][1]
@@ -154,7 +182,7 @@ class Prefetcher:
 
         return read
 
-    def _keep(self, job: str, members: Sequence[tuple[ObjectName, memoryview]]) -> None:
+    def _keep(self, job: _Job, members: Sequence[tuple[ObjectName, memoryview]]) -> None:
         local = self._store.local
         right = []
         for name, content in members:
@@ -163,20 +191,20 @@ class Prefetcher:
             if not local.has(name):
                 right.append((name, content))
         local.keep(right)
-        self._add(job, objects=len(right), size=sum(name.size for name, _ in right))
+        job.add(objects=len(right), size=sum(name.size for name, _ in right))
 
-    def _one(self, job: str, name: ObjectName) -> None:
+    def _one(self, job: _Job, name: ObjectName) -> None:
         """A whole object."""
         store = self._store
 
         def fetch() -> None:
             if not store.local.has(name):
                 store.ensure(name, _deadline())
-                self._add(job, objects=1, size=name.size)
+                job.add(objects=1, size=name.size)
 
         self._tried(job, fetch)
 
-    def _chunk(self, job: str, name: ObjectName, index: int, *, is_new: bool) -> None:
+    def _chunk(self, job: _Job, name: ObjectName, index: int, *, is_new: bool) -> None:
         """A chunk of a large object; `is_new`: the first of it."""
 
         def fetch() -> None:
@@ -184,37 +212,18 @@ class Prefetcher:
             reader = self._store.open(name, _deadline())
             if not reader.is_here(start, 1):
                 reader.need(start, 1, _deadline())
-                self._add(job, objects=int(is_new), size=min(CHUNK_BYTES, name.size - start))
+                job.add(objects=int(is_new), size=min(CHUNK_BYTES, name.size - start))
 
         self._tried(job, fetch)
 
-    def _tried(self, job: str, fetch: Callable[[], None]) -> None:
+    def _tried(self, job: _Job, fetch: Callable[[], None]) -> None:
         """`left` goes down whatever becomes of it."""
         try:
             fetch()
         except (StoreError, OSError) as error:
-            self._add(job, error=str(error))
+            job.add(error=str(error))
         finally:
-            self._add(job, left=-1)
-
-    def _add(
-        self,
-        job: str,
-        *,
-        objects: int = 0,
-        size: int = 0,
-        left: int = 0,
-        error: str | None = None,
-    ) -> None:
-        with self._lock:
-            now = self._progress.get(job, Progress())
-            self._progress[job] = replace(
-                now,
-                objects=now.objects + objects,
-                bytes=now.bytes + size,
-                left=now.left + left,
-                error=now.error or error,
-            )
+            job.add(left=-1)
 
 
 def check_complete(store: Store, list_name: ObjectName, names: Iterable[ObjectName]) -> bool:
