@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from nagara.base.units import format_bytes
 from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
+from nagara.node.far_snapshots import FarSnapshots
 from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
@@ -58,6 +60,7 @@ class NodeSnapshots:
         self._runtime = runtime
         self._layers = layers
         self._images = images
+        self._far = FarSnapshots(catalog, facts)
         self._read_ahead = ReadAhead()
 
     def close(self) -> None:
@@ -85,6 +88,12 @@ class NodeSnapshots:
 
     def _find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         key = self.key(spec)
+        found = self._find_here(spec, key)
+        if isinstance(found, NoSnapshot) and self._far.bring(spec.tenant, spec.app, key):
+            return self._find_here(spec, key)
+        return found
+
+    def _find_here(self, spec: ReplicaSpec, key: str) -> Snapshot | NoSnapshot:
         by_name = {
             snapshot.name: snapshot for snapshot in self._catalog.all_of(spec.tenant, spec.app, key)
         }
@@ -114,8 +123,7 @@ class NodeSnapshots:
 
     def _verify(self, snapshot: Snapshot, replica: str) -> None:
         self._images.pin(replica, snapshot)
-        may_be_elsewhere = self._images.has_tiers(snapshot.tenant)
-        self._catalog.check(snapshot, may_be_elsewhere=may_be_elsewhere)
+        self._catalog.check(snapshot, self._images.cannot_be_had)
 
     async def check_answer(self, running: Running, spec: ReplicaSpec, snapshot: Snapshot) -> None:
         """Asks the canary. Raises `BadSnapshotError` when the answer is not the recorded one."""
@@ -133,6 +141,10 @@ class NodeSnapshots:
     async def count_success(self, snapshot: Snapshot) -> None:
         """Takes note of a replica put back: only failures in a row put a snapshot aside."""
         await in_thread(self._catalog.forgive, snapshot)
+
+    def afterwards(self, replica: str) -> Callable[[], None] | None:
+        """What is left to do, at leisure, for a replica that was put back."""
+        return self._images.afterwards(replica)
 
     async def count_failure(self, snapshot: Snapshot, error: SnapshotError) -> None:
         """Takes note of a failed restore; a snapshot at fault twice in a row is set aside."""
