@@ -18,12 +18,12 @@ POINTS: dict[str, tuple[str, ...]] = {
     "start": ("folder", "recorded"),  # around both ways of starting
     "launch": ("upper", "mounted", "bundle", "running", "ready"),
     "restore": (
-        *("verified", "image", "layer", "mounted", "bundle", "running"),
+        *("verified", "image", "layer", "mounted", "bundle", "running", "device"),
         *("named", "renewed", "answered"),
     ),
     "fallback": ("counted", "cleared", "emptied"),  # a restore that has failed
     "capture": (
-        *("staging", "folder", "prepared", "paused", "listed", "memory", "layer"),
+        *("staging", "folder", "prepared", "device", "paused", "listed", "memory", "layer"),
         *("removed", "named", "noted", "stored", "published", "replaced"),
     ),
     "stop": ("asked", "gone"),
