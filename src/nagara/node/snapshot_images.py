@@ -93,14 +93,13 @@ class SnapshotImages:
         except DaemonError as error:
             return str(error)
 
-    def afterwards(self, replica: str) -> Callable[[], None] | None:
+    def afterwards(self, replica: str) -> Callable[[], None]:
         """What is left to do, at leisure, about a snapshot that came from another tier."""
-        mounted = self._lazy.pop(replica, None)
-        return None if mounted is None else functools.partial(self._keep_touches, mounted)
+        return functools.partial(self._keep_touches, self._lazy.pop(replica, None))
 
-    def _keep_touches(self, mounted: MountedImage) -> None:
+    def _keep_touches(self, mounted: MountedImage | None) -> None:
         """The order in which it was read is that in which the next machine fetches it."""
-        if not wants_recording(mounted.image):
+        if mounted is None or not wants_recording(mounted.image):
             return
         try:
             if touches := self._images.opened().touches(mounted):

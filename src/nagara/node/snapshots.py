@@ -144,12 +144,12 @@ class NodeSnapshots:
                 where=snapshot.name,
             )
 
-    async def count_success(self, snapshot: Snapshot) -> None:
-        """Takes note of a replica put back: only failures in a row put a snapshot aside."""
-        await in_thread(self._catalog.forgive, snapshot)
+    async def count_success(self, snapshot: Snapshot, replica: str) -> Callable[[], None]:
+        """Takes note of a replica put back: only failures in a row put a snapshot aside.
 
-    def afterwards(self, replica: str) -> Callable[[], None] | None:
-        """What is left to do, at leisure, for a replica that was put back."""
+        Returns what is left to do at leisure.
+        """
+        await in_thread(self._catalog.forgive, snapshot)
         return self._images.afterwards(replica)
 
     async def count_failure(self, snapshot: Snapshot, error: SnapshotError) -> None:
