@@ -27,6 +27,10 @@ BENCHMARKS: dict[str, Entry] = {
         "nagara.cli.bench_engine:overlap",
         "How busy the device is with and without a step in flight.",
     ),
+    "weights": Entry(
+        "nagara.cli.bench_weights:weights",
+        "Reading weights into memory against what the machine reads at all.",
+    ),
     "engine": Entry(
         "nagara.cli.bench_engine:engine",
         "The engine's speed against what its linear layers alone allow.",
