@@ -3,11 +3,12 @@
     file ──read──▶ slot ──fold and copy──▶ memory          on a CPU
     file ──read──▶ pinned slot ──fold──▶ copy on a stream ──▶ device memory
 
-Each reader has slots of its own, reads a span of the file into one and hands its chunks to their
-targets. What is in the kernel's page cache is taken from there; the rest is read past it
-(O_DIRECT), since nobody needs it twice. The order is that of the computation: embeddings, layers
-one after the other, the rest. Nothing may be computed with a tensor before `finish` has returned
-or `wait_for` has said that it is there; values are right only after `finish`.
+Each reader has slots of its own. It reads a span of the file into one, and the next span into
+another while the first one's chunks are carried to their targets. What is in the kernel's page
+cache is taken from there; the rest is read past it (O_DIRECT), since nobody needs it twice. The
+order is that of the computation: embeddings, layers one after the other, the rest. Nothing may be
+computed with a tensor before `finish` has returned or `wait_for` has said that it is there; values
+are right only after `finish`.
 
 `begin`, `finish` and `wait_for` may be called from any thread.
 """
@@ -21,6 +22,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -32,7 +34,7 @@ from nagara.engine.weight_values import CHUNK_BYTES, carry, digest_of, fold
 SPAN_BYTES = 16 * CHUNK_BYTES  # one read past the page cache
 PAGE = 4096
 DEFAULT_READERS = 4
-_SLOTS = 2  # of a reader: one is read into while the other is on its way
+_SLOTS = 2  # of a reader: one is read into while the other is carried away
 _LAYER = re.compile(r"\.(\d+)\.")
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -343,12 +345,14 @@ class WeightStream:
         state = self._state
         try:
             slots = [self._make_slot(SPAN_BYTES + 2 * PAGE) for _ in range(_SLOTS)]
-            for turn, span in enumerate(iter(self._next, None)):
-                slot = slots[turn % _SLOTS]
-                slot.free()
-                self._carry(span, slot)
-            for slot in slots:
-                slot.free()
+            with ThreadPoolExecutor(1) as carrier:
+                carried: list[Future[None] | None] = [None] * _SLOTS
+                for turn, span in enumerate(iter(self._next, None)):
+                    at = turn % _SLOTS
+                    _free(slots[at], carried[at])
+                    carried[at] = self._carry(span, slots[at], carrier)
+                for slot, last in zip(slots, carried, strict=True):
+                    _free(slot, last)
         except OSError as error:
             self._fail(ModelFolderError(f"cannot be read: {error.strerror}"))
         except BaseException as error:  # noqa: BLE001  handed to whoever waits
@@ -371,19 +375,21 @@ class WeightStream:
             state.next_span += 1
             return self._spans[state.next_span - 1]
 
-    def _carry(self, span: _Span, slot: Slot) -> None:
+    def _carry(self, span: _Span, slot: Slot, carrier: Executor) -> Future[None] | None:
         """What the page cache has first, tensor by tensor; from the first gap on, the file."""
         file, parts = self._files[span.file], span.parts
-        done = 0
+        done, rest = 0, None
         while done < len(parts):
             run = [part for part in parts[done:] if part.tensor == parts[done].tensor]
             taken = self._take_cached(file, run, slot)
             done += taken
             if taken < len(run):
-                self._carry_uncached(file, parts[done:], slot)
+                slot.free()  # what was taken of this span may still be on its way
+                rest = self._carry_uncached(file, parts[done:], slot, carrier)
                 break
         with self._state.changed:
             self._state.cached_bytes += sum(part.size for part in parts[:done])
+        return rest
 
     def _take_cached(self, file: _File, run: Sequence[_Part], slot: Slot) -> int:
         """Of one tensor's neighbouring parts; how many of them were there."""
@@ -400,7 +406,9 @@ class WeightStream:
         self._note(run[: len(lanes)], lanes)
         return len(lanes)
 
-    def _carry_uncached(self, file: _File, parts: Sequence[_Part], slot: Slot) -> None:
+    def _carry_uncached(
+        self, file: _File, parts: Sequence[_Part], slot: Slot, carrier: Executor
+    ) -> Future[None]:
         begin = parts[0].start - parts[0].start % PAGE
         end = parts[-1].start + parts[-1].size
         got = file.read(slot.view[: -(-(end - begin) // PAGE) * PAGE], begin)
@@ -410,6 +418,9 @@ class WeightStream:
                 where=str(file.path),
                 hint="the file is truncated: fetch it again",
             )
+        return carrier.submit(self._put, parts, slot, begin)
+
+    def _put(self, parts: Sequence[_Part], slot: Slot, begin: int) -> None:
         for part in parts:
             target, offset = self._targets[part.tensor], part.chunk * CHUNK_BYTES
             lanes = target.put(slot, part.start - begin, part.size, offset)
@@ -424,6 +435,13 @@ class WeightStream:
                 state.done_bytes += part.size
                 if not self._missing[part.tensor]:
                     state.changed.notify_all()
+
+
+def _free(slot: Slot, carried: "Future[None] | None") -> None:
+    """Returns when the slot may be read into. Raises what carrying it away has raised."""
+    if carried is not None:
+        carried.result()
+    slot.free()
 
 
 def values_of(places: Collection[TensorPlace], *, readers: int = DEFAULT_READERS) -> dict[str, str]:
