@@ -27,6 +27,10 @@ BENCHMARKS: dict[str, Entry] = {
         "nagara.cli.bench_engine:overlap",
         "How busy the device is with and without a step in flight.",
     ),
+    "device": Entry(
+        "nagara.cli.bench_device:device",
+        "Restored starts with a (simulated) device against the bound their parts set.",
+    ),
     "weights": Entry(
         "nagara.cli.bench_weights:weights",
         "Reading weights into memory against what the machine reads at all.",
