@@ -47,8 +47,9 @@ class ModelMount:
 class Canary:
     """The request whose known answer a restored replica must give before it may serve.
 
-    `openai` compares the parts of an OpenAI answer that a greedy request determines (texts and
-    finish reasons, not ids and times); otherwise status and body must be equal byte for byte.
+    `is_openai` compares the parts of an OpenAI answer that a greedy request determines (texts,
+    finish reasons and, nearly, the first logprob, not ids and times); otherwise status and body
+    must be equal byte for byte.
     """
 
     path: str
@@ -87,6 +88,16 @@ class SnapshotHooks:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotRules:
+    """How an app's snapshot is made.
+
+    `is_wide`: its libraries are told to use less than this CPU has, so that it fits lesser ones.
+    """
+
+    is_wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """Everything a node must know of an app in order to run a replica of it.
 
@@ -107,6 +118,7 @@ class ReplicaSpec:
     start_timeout_s: float = 600.0
     snapshot: bool = True  # restore from one where it fits
     hooks: SnapshotHooks = SnapshotHooks()
+    rules: SnapshotRules = SnapshotRules()
     image_index: str | None = None  # names the tree that `image` was at deployment; not for `host`
 
 
@@ -176,7 +188,16 @@ class StartOrder:
 
 @dataclass(frozen=True, slots=True)
 class StartReport:
-    """A replica that is ready: how it was started and where the time went."""
+    """A replica that is ready: how it was started and where the time went.
+
+    `host`, of a restored one: seconds of the host stage by part, which add up to it.
+
+        tool         the checkpoint tool, beside the next two
+        read, map    the tool reading saved memory, and laying out address spaces
+        runtime      making the container around the tool
+        hooks        the replica's new identity, and its own functions
+        unaccounted  the rest
+    """
 
     replica: str
     kind: StartKind
@@ -186,6 +207,7 @@ class StartReport:
     fallback: str | None = None  # why a restore was not possible or failed; None when not tried
     capture_wanted: bool = False  # no snapshot fits this machine yet
     files: FilesReport | None = None
+    host: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

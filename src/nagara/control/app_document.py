@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks
+from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks, SnapshotRules
 from nagara.control.app import App, Scale, Timeouts
 
 
@@ -24,6 +24,7 @@ def from_document(document: dict[str, Any]) -> App:
             "canary": Canary(**values["canary"]),
             "limits": Limits(**values["limits"]),
             "hooks": _hooks(values["hooks"]),
+            "rules": SnapshotRules(**values.get("rules", {})),  # not in older documents
             "scale": Scale(**values["scale"]),
             "timeouts": Timeouts(**values["timeouts"]),
         }

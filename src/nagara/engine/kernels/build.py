@@ -19,7 +19,10 @@ from nagara.engine.errors import UnsupportedError
 SOURCE = Path(__file__).with_name("flat.c")
 FOLD = Path(__file__).with_name("fold.c")
 # No -ffast-math: linking with it changes the float mode of the whole process
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-w")
+FLAGS = ("-O3", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-w")
+# Names the CPU to compile for, as compilers know it: one that all machines have on which a saved
+# engine is to go on. Unset: this machine's own.
+LEVEL_VARIABLE = "NAGARA_CPU_LEVEL"
 
 
 def cache_folders() -> list[Path]:
@@ -53,7 +56,7 @@ def load_kernel(*, is_bfloat16: bool) -> ctypes.CDLL:
 def load_fold() -> ctypes.CDLL:
     """The compiled copying that takes a value hash on the way. Raises UnsupportedError."""
     try:
-        return ctypes.CDLL(str(_find_or_compile(cache_folders(), FOLD, FLAGS)))
+        return ctypes.CDLL(str(_find_or_compile(cache_folders(), FOLD)))
     except OSError as error:
         raise UnsupportedError(f"the kernel cannot be loaded: {error}", where="kernel") from error
 
@@ -72,24 +75,24 @@ def compile_all() -> Path:
 
 
 def _compile_both(folders: list[Path]) -> Path:
-    files = [
-        _find_or_compile(folders, SOURCE, _flags(is_bfloat16)) for is_bfloat16 in (True, False)
-    ]
-    _find_or_compile(folders, FOLD, FLAGS)
+    files = [_find_or_compile(folders, SOURCE, _type(is_bfloat16)) for is_bfloat16 in (True, False)]
+    _find_or_compile(folders, FOLD)
     return files[0].parent
 
 
 def find_or_compile(*, is_bfloat16: bool) -> Path:
     """The kernel's file, compiled if no folder has it. Raises UnsupportedError."""
-    return _find_or_compile(cache_folders(), SOURCE, _flags(is_bfloat16))
+    return _find_or_compile(cache_folders(), SOURCE, _type(is_bfloat16))
 
 
-def _flags(is_bfloat16: bool) -> tuple[str, ...]:
-    return (*FLAGS, f"-DBF16={int(is_bfloat16)}")
+def _type(is_bfloat16: bool) -> str:
+    return f"-DBF16={int(is_bfloat16)}"
 
 
-def _find_or_compile(candidates: list[Path], source: Path, flags: tuple[str, ...]) -> Path:
+def _find_or_compile(candidates: list[Path], source: Path, *defines: str) -> Path:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
+    level = os.environ.get(LEVEL_VARIABLE) or "native"
+    flags = (*FLAGS, f"-march={level}", *defines)
     text, stem = _text_mark(source, flags), source.stem
     folders = [folder for folder in candidates if _is_trusted(folder)]
     if compiler is None:
