@@ -20,6 +20,7 @@ def from_document(document: dict[str, Any]) -> App:
             **values,
             "models": tuple(values["models"]),
             "command": tuple(values["command"]),
+            "devices": tuple(values.get("devices", ())),  # () of an app deployed earlier
             "env": tuple((name, value) for name, value in values["env"]),
             "canary": Canary(**values["canary"]),
             "limits": Limits(**values["limits"]),

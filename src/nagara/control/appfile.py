@@ -33,6 +33,7 @@ from nagara.control.presets import PRESETS, preset_of
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DEVICE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*=[A-Za-z0-9][\w.:-]*")
 _RESERVED = frozenset({"api", "v1", "nagara", "healthz", "readyz", "metrics"})
 _IMAGES_AT_PATHS = ("dir:", "venv:", "oci:", "docker-archive:")
 _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
@@ -96,6 +97,12 @@ def _image(value: str) -> str:
 def _device(value: object) -> object:
     if value != "any":
         raise _problem('choosing a device is not supported yet; the one allowed value is "any"')
+    return value
+
+
+def _device_name(value: str) -> str:
+    if not _DEVICE.fullmatch(value):
+        raise _problem(f"{value!r} names no device: VENDOR/CLASS=NAME, such as nvidia.com/gpu=0")
     return value
 
 
@@ -182,12 +189,18 @@ class _SnapshotTable(_Table):
     reach: Literal["same", "wide"] = "same"
     before: list[_StepTable] = []
     after: list[_StepTable] = []
+    communicators: Literal["none", "rebuilt"] = "none"
 
     def hooks(self, automatic: str) -> SnapshotHooks:
         preset = PRESETS[automatic if self.preset == "auto" else self.preset]
         before = tuple(table.step() for table in self.before)
         after = tuple(table.step() for table in self.after)
-        return SnapshotHooks(before + preset.before, preset.after + after, preset.in_python)
+        return SnapshotHooks(
+            before + preset.before,
+            preset.after + after,
+            preset.in_python,
+            rebuilds_communicators=self.communicators == "rebuilt",
+        )
 
     def rules(self) -> SnapshotRules:
         return SnapshotRules(is_wide=self.reach == "wide")
@@ -211,6 +224,7 @@ class _AppTable(_Table):
     command: list[Word] = Field(min_length=1)
     port: int = Field(default=8000, ge=1, le=65535)
     ready: Path = "/health"
+    devices: list[Annotated[str, AfterValidator(_device_name)]] = []
     device: Annotated[Literal["any"], BeforeValidator(_device)] = "any"
     scale: _ScaleTable = _ScaleTable()
     snapshot: bool | _SnapshotTable = True
@@ -346,6 +360,7 @@ def _to_app(name: str, table: _AppTable) -> App:
         ready=table.ready,
         canary=canary,
         device=table.device,
+        devices=tuple(table.devices),
         env=tuple(sorted(table.env.items())),
         limits=Limits(cpu=table.limits.cpu, memory_bytes=table.limits.memory),
         scale=Scale(table.scale.min, table.scale.max, table.scale.concurrency, table.scale.idle),
