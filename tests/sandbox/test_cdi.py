@@ -172,3 +172,12 @@ def test_names_are_checked():
     assert check_device_name("nvidia.com/gpu=GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76") is None
     for name in ("gpu", "nvidia.com/gpu", "a/b=", "../b=c", "a/b=c d"):
         assert check_device_name(name)
+
+
+def test_what_a_machine_knows_is_told_or_why_nothing(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(cdi, "FOLDERS", (folder,))
+    assert cdi.known_devices() == "made.up/gpu=0, made.up/gpu=all"
+    monkeypatch.setattr(cdi, "FOLDERS", (tmp_path / "none",))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(CdiError, match="no spec file"):
+        cdi.known_devices()

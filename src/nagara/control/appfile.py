@@ -28,7 +28,7 @@ from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks, Sna
 from nagara.control.app import App, Scale, Timeouts
 from nagara.control.errors import AppFileError
 from nagara.control.openai_server import default_canary, is_openai_path, recognise, with_logprobs
-from nagara.control.presets import PRESETS, preset_of
+from nagara.control.presets import PRESETS, preset_of, with_weights
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -42,7 +42,7 @@ _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
 LATER: dict[str, frozenset[str]] = {
     "app.*": frozenset({"secrets", "network", "schedule", "priority", "regions"}),
     "limits": frozenset({"disk"}),
-    "snapshot": frozenset({"secrets", "weights"}),
+    "snapshot": frozenset({"secrets"}),
 }
 
 
@@ -185,14 +185,22 @@ class _StepTable(_Table):
 
 class _SnapshotTable(_Table):
     canary: _CanaryTable | None = None
-    preset: Literal["auto", "none", "python", "vllm", "vllm-deep", "sglang"] = "auto"
+    preset: Literal[
+        "auto", "none", "python", "vllm", "vllm-deep", "sglang", "nagara", "nagara-carried"
+    ] = "auto"
+    weights: Literal["auto", "streamed", "carried"] = "auto"
     reach: Literal["same", "wide"] = "same"
     before: list[_StepTable] = []
     after: list[_StepTable] = []
     communicators: Literal["none", "rebuilt"] = "none"
 
+    def chosen(self, automatic: str) -> str | None:
+        """The preset; None: the wanted way of the weights is not known of its server."""
+        preset = automatic if self.preset == "auto" else self.preset
+        return with_weights(preset, self.weights)
+
     def hooks(self, automatic: str) -> SnapshotHooks:
-        preset = PRESETS[automatic if self.preset == "auto" else self.preset]
+        preset = PRESETS[self.chosen(automatic) or "none"]
         before = tuple(table.step() for table in self.before)
         after = tuple(table.step() for table in self.after)
         return SnapshotHooks(
@@ -231,6 +239,18 @@ class _AppTable(_Table):
     env: dict[str, str] = {}
     limits: _LimitsTable = _LimitsTable()
     timeouts: _TimeoutsTable = _TimeoutsTable()
+
+    @model_validator(mode="after")
+    def _weights_have_a_way(self) -> "_AppTable":
+        kept, server = self.snapshot, recognise(self.command)
+        if server is not None and server.kind == "nagara":  # maps them, or streams them
+            return self
+        if isinstance(kept, _SnapshotTable) and not kept.chosen(preset_of(self.command, self.env)):
+            raise _problem(
+                "snapshot.weights: of this server it is not known how to give its weights away; "
+                'say so in before and after steps, with "auto"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _env_names(self) -> "_AppTable":

@@ -27,6 +27,7 @@ FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))  # later ones win
 NVIDIA_KIND = "nvidia.com/gpu"
 _NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)=([A-Za-z0-9][\w.:-]*)")
 _TOOLKIT_S = 30.0
+_SHOWN = 4
 _SPEC_KEYS = frozenset({"cdiVersion", "kind", "annotations", "devices", "containerEdits"})
 _EDIT_KEYS = frozenset({"env", "deviceNodes", "mounts", "hooks", "additionalGids"})
 _NODE_KEYS = frozenset(
@@ -130,6 +131,18 @@ def find_devices(names: Sequence[str], folders: Sequence[Path] | None = None) ->
             raise _unknown(name, specs, unreadable)
         edits = edits + found
     return edits
+
+
+def known_devices() -> str:
+    """What the spec files of this machine name. Raises `CdiError` when that is nothing."""
+    specs, unreadable = _read_specs(FOLDERS)
+    known = sorted(f"{kind}={device}" for kind, devices in specs.items() for device in devices)
+    if known:
+        more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+        return ", ".join(known[:_SHOWN]) + more
+    if shutil.which("nvidia-ctk"):
+        return "by NVIDIA's toolkit"
+    raise CdiError("; ".join(unreadable) or "no spec file in /etc/cdi or /var/run/cdi")
 
 
 def _unknown(
