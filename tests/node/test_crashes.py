@@ -78,7 +78,8 @@ class House:
         state = packages.stat().st_mtime_ns if packages.exists() else 0
         if state != self.saved_at:
             assert (await self.yard.capture(self.good)).reason is None
-            shutil.rmtree(self.yard.state / "snapshots/default/broken", ignore_errors=True)
+            for root in self.yard.roots("broken"):
+                root.unlink()
             self.saved_at = state
 
     async def begin(self):
@@ -170,14 +171,12 @@ async def act(house, group):
 async def broken(house):
     """An app whose snapshot gives a wrong answer."""
     spec = house.yard.spec(app="broken")
-    folder = house.yard.state / "snapshots/default/broken"
-    if not folder.exists():
+    if not house.yard.roots("broken"):
         assert (await house.yard.capture(spec)).reason is None
-        metadata = next(folder.rglob("snapshot.json"))
-        record = json.loads(metadata.read_text())
-        metadata.write_text(json.dumps(record | {"canary_answer": "200 another"}))
-    for counted in folder.rglob("bad"):
-        counted.unlink()
+        (root,) = house.yard.roots("broken")
+        house.yard.forge(root, canary_answer="200 another")
+    for noted in house.yard.notes("broken"):
+        shutil.rmtree(noted)
     return spec
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from nagara.contract.replica import SnapshotHooks, StartKind
+from nagara.image.index_reader import read_index
+from nagara.image.tree import walk
 from nagara.snapshot.device.orders import DeviceLimits, DeviceOrders
 from nagara.snapshot.device.replica import NOTE, pid_inside
 from nagara.snapshot.device.simulated import Fault, SimulatedDevice
@@ -70,9 +72,12 @@ def with_device(yard):
     return put
 
 
-def folder_of(yard):
-    (folder,) = (yard.state / "snapshots/default/obedient").glob("*/*")
-    return folder
+def places_of(yard):
+    """What the app's snapshot consists of."""
+    (root,) = yard.roots("obedient")
+    shelf = yard.shelf()
+    tree = read_index(shelf.store.read(shelf.read(root.name).image.index))
+    return {path.decode() for path, _ in walk(tree)}
 
 
 async def test_device_memory_goes_out_and_comes_back_with_the_replica(yard, with_device):
@@ -80,7 +85,7 @@ async def test_device_memory_goes_out_and_comes_back_with_the_replica(yard, with
     report = await yard.capture()
     assert report.reason is None
     assert device.free_bytes() == {"sim-0": 40 * GB}
-    assert (folder_of(yard) / "memory" / NOTE).exists()
+    assert f"memory/{NOTE}" in places_of(yard)
     started = await yard.start()
     assert started.kind is StartKind.RESTORED
     assert device.state(device.seen[-1]) is DeviceState.RUNNING
@@ -94,7 +99,7 @@ async def test_a_replica_without_device_memory_asks_no_driver(yard, with_device)
     device = with_device(AroundContainers())
     device.look = lambda _pid: None
     assert (await yard.capture()).reason is None
-    assert not (folder_of(yard) / "memory" / NOTE).exists()
+    assert f"memory/{NOTE}" not in places_of(yard)
     device.facts = device.free_bytes = device.state = None
     assert (await yard.start()).kind is StartKind.RESTORED
 

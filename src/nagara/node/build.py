@@ -17,6 +17,7 @@ from nagara.node.logs import ReplicaLogs
 from nagara.node.process_runtime import ProcessRuntime
 from nagara.node.replica_images import NodeImages
 from nagara.node.replica_trees import ReplicaTrees
+from nagara.node.snapshot_images import SnapshotImages
 from nagara.node.snapshots import NodeSnapshots
 from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.runc import Runc
@@ -74,7 +75,8 @@ def _container_node(
     image = HostImage(state=state, needed=_own_environment())
     images = node_images(state)
     trees = ReplicaTrees(image, images, models=state / "models", programs=Path(sys.prefix) / "bin")
-    layers = FrozenLayers(folder / "layers")
+    kept = SnapshotImages(images)
+    layers = FrozenLayers(folder / "layers", kept.layer)
     versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
     facts = read_host_facts(versions)
     runtime = ContainerRuntime(
@@ -85,6 +87,7 @@ def _container_node(
         layers=layers,
         can_level=can_level(facts),
         devices=DeviceOrders(find_device()),
+        snapshots=kept,
     )
     missing = list(tools.missing)
     if shutil.which("mkfs.erofs") is None:
@@ -93,12 +96,13 @@ def _container_node(
         )
     snapshots = None
     if tools.criu is not None and not missing:
-        catalog = Catalog(state / "snapshots")
+        catalog = Catalog(state / "snapshots", kept.shelf, kept.tenants)
         snapshots = NodeSnapshots(
             catalog=catalog,
             facts=facts,
             runtime=runtime,
             layers=layers,
+            images=kept,
         )
     return LocalNode(
         root=folder / "replicas",

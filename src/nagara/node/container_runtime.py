@@ -24,6 +24,7 @@ from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_hooks import after_restore, hook_environment, write_hook_files
 from nagara.node.replica_trees import ReplicaTrees, Tree
 from nagara.node.runtime import Running, substituted
+from nagara.node.snapshot_images import SnapshotImages, memory_of
 from nagara.sandbox.bundle import Bundle
 from nagara.sandbox.cdi import DeviceEdits, find_devices
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
@@ -88,6 +89,7 @@ class ContainerRuntime:
         runc: Runc,
         keeper: KeeperClient,
         layers: FrozenLayers,
+        snapshots: SnapshotImages,
         devices: DeviceOrders,
         can_level: bool = False,
     ) -> None:
@@ -97,6 +99,7 @@ class ContainerRuntime:
         self._keeper = keeper
         self._layers = layers
         self._can_level = can_level
+        self._snapshots = snapshots
         self._criu_config = state / "criu.conf"
         self._opened: dict[str, OpenedFiles] = {}  # of replicas that are to be saved
 
@@ -154,6 +157,8 @@ class ContainerRuntime:
     ) -> Running:
         with waterfall.stage("files", "root"):
             tree = await self.trees.prepare(folder, spec, is_restore=True)
+            await in_thread(self._snapshots.mount, folder, snapshot)
+            reach("restore.image")
             frozen = await self._layers.mount(snapshot)
             reach("restore.layer")
             write_hook_files(folder.upper, spec, is_new=False)
@@ -167,7 +172,7 @@ class ContainerRuntime:
                 await self._write_bundle(folder, spec, tree, namespace)
                 reach("restore.bundle")
                 command = self.runc.restore_command(
-                    folder.name, folder.bundle, folder.pid_file, snapshot.memory, folder.criu
+                    folder.name, folder.bundle, folder.pid_file, memory_of(folder), folder.criu
                 )
                 try:
                     pid = await self._launch(folder, command, log, _RESTORE_S)
@@ -177,8 +182,9 @@ class ContainerRuntime:
             telling = asyncio.create_task(in_thread(tool_times, folder.criu / "restore.log"))
             undo.callback(telling.cancel)
             with waterfall.stage("device", "restore"):
-                await in_thread(put_back_device, self.devices, pid, snapshot.memory)
+                await in_thread(put_back_device, self.devices, pid, memory_of(folder))
                 reach("restore.device")
+            self._snapshots.unmount(folder)
             with waterfall.stage("host", "identity and hooks"), hooks.running():
                 set_hostname(pid, folder.name)
                 reach("restore.named")

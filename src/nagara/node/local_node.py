@@ -357,7 +357,7 @@ class LocalNode:
         assert self._snapshots is not None
         try:
             with waterfall.stage("files", "verify"):
-                await self._snapshots.verify(snapshot)
+                await self._snapshots.verify(snapshot, replica.name)
             reach("restore.verified")
             log = self._logs.path_for(replica.record)
             replica.running = await self._runtime.restore(
