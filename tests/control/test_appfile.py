@@ -103,7 +103,13 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
             "app.a.snapshot.before.0: a step has either a path or a com",
         ),
         ('snapshot = {preset = "x"}', "app.a.snapshot.preset: input should be 'auto', 'none'"),
-        ('snapshot = {weights = "carried"}', "app.a.snapshot.weights: not supported yet"),
+        (
+            'snapshot = {weights = "streamed"}',
+            "app.a: snapshot.weights: of this server it is not known",
+        ),
+        ('snapshot = {weights = "x"}', "app.a.snapshot.weights: input should be 'auto', 'str"),
+        ('snapshot = {communicators = "x"}', "app.a.snapshot.communicators: input should be"),
+        ('devices = ["gpu0"]', "app.a.devices.0: 'gpu0' names no device"),
         ('env = {"A=B" = "1"}', "app.a: env: 'A=B' is not a name"),
         ("env = {A = 1}", "app.a.env.A: input should be a valid string"),
         ('ready = "health"', "app.a.ready: a path begins with"),
@@ -281,6 +287,35 @@ def test_deep_sleep_reads_the_weights_again_before_the_cache_is_made() -> None:
     assert [step.path for step in found.before] == ["/sleep?level=2"]
     paths = [(step.path or "").partition("?")[0] for step in found.after]
     assert paths == ["/wake_up", "/collective_rpc", "/wake_up"]
+
+
+@pytest.mark.parametrize(
+    ("command", "preset", "way", "before"),
+    [
+        (VLLM, "vllm", "streamed", ["/sleep?level=2"]),
+        (VLLM, "vllm-deep", "carried", ["/sleep?level=1"]),
+        ('["nagara", "engine", "serve", "/m", "--device", "cuda"]', "auto", "streamed",
+         ["/sleep?weights=released"]),
+        ('["nagara", "engine", "serve", "/m", "--device=cuda"]', "auto", "carried", ["/sleep"]),
+        ('["nagara", "engine", "serve", "/m"]', "auto", "streamed", []),  # mapped
+        ('["x"]', "auto", "carried", []),
+    ],
+)  # fmt: skip
+def test_weights_go_the_way_that_is_wanted(
+    command: str, preset: str, way: str, before: list[str]
+) -> None:
+    found = hooks(command, f'snapshot = {{preset = "{preset}", weights = "{way}"}}')
+    assert [step.path for step in found.before] == before
+
+
+def test_devices_and_rebuilt_communicators_reach_the_replica() -> None:
+    keys = 'devices = ["nvidia.com/gpu=0"]\nsnapshot = {communicators = "rebuilt"}'
+    app = parse_apps(one(keys), "f")[0]
+    assert from_document(json.loads(json.dumps(to_document(app)))) == app
+    spec = app.spec(())
+    assert spec.devices == ("nvidia.com/gpu=0",)
+    assert spec.hooks.rebuilds_communicators
+    assert parse_apps(one(""), "f")[0].definition != app.definition
 
 
 def test_steps_of_the_file_stand_around_those_of_the_preset() -> None:

@@ -31,6 +31,14 @@ BENCHMARKS: dict[str, Entry] = {
         "nagara.cli.bench_engine:overlap",
         "How busy the device is with and without a step in flight.",
     ),
+    "device": Entry(
+        "nagara.cli.bench_device:device",
+        "Restored starts with a (simulated) device against the bound their parts set.",
+    ),
+    "weights": Entry(
+        "nagara.cli.bench_weights:weights",
+        "Reading weights into memory against what the machine reads at all.",
+    ),
     "engine": Entry(
         "nagara.cli.bench_engine:engine",
         "The engine's speed against what its linear layers alone allow.",

@@ -29,11 +29,12 @@ from nagara.control.app import App, Scale, Timeouts
 from nagara.control.app_secrets import SECRET_NAME
 from nagara.control.errors import AppFileError
 from nagara.control.openai_server import default_canary, is_openai_path, recognise, with_logprobs
-from nagara.control.presets import PRESETS, preset_of
+from nagara.control.presets import PRESETS, preset_of, with_weights
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DEVICE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*=[A-Za-z0-9][\w.:-]*")
 _RESERVED = frozenset({"api", "v1", "nagara", "healthz", "readyz", "metrics"})
 _IMAGES_AT_PATHS = ("dir:", "venv:", "oci:", "docker-archive:")
 _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
@@ -42,7 +43,6 @@ _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
 LATER: dict[str, frozenset[str]] = {
     "app.*": frozenset({"network", "schedule", "priority", "regions"}),
     "limits": frozenset({"disk"}),
-    "snapshot": frozenset({"weights"}),
 }
 
 
@@ -97,6 +97,12 @@ def _image(value: str) -> str:
 def _device(value: object) -> object:
     if value != "any":
         raise _problem('choosing a device is not supported yet; the one allowed value is "any"')
+    return value
+
+
+def _device_name(value: str) -> str:
+    if not _DEVICE.fullmatch(value):
+        raise _problem(f"{value!r} names no device: VENDOR/CLASS=NAME, such as nvidia.com/gpu=0")
     return value
 
 
@@ -185,17 +191,31 @@ class _StepTable(_Table):
 
 class _SnapshotTable(_Table):
     canary: _CanaryTable | None = None
-    preset: Literal["auto", "none", "python", "vllm", "vllm-deep", "sglang"] = "auto"
+    preset: Literal[
+        "auto", "none", "python", "vllm", "vllm-deep", "sglang", "nagara", "nagara-carried"
+    ] = "auto"
+    weights: Literal["auto", "streamed", "carried"] = "auto"
     reach: Literal["same", "wide"] = "same"
     secrets: Literal["none", "allow"] = "none"
     before: list[_StepTable] = []
     after: list[_StepTable] = []
+    communicators: Literal["none", "rebuilt"] = "none"
+
+    def chosen(self, automatic: str) -> str | None:
+        """The preset; None: the wanted way of the weights is not known of its server."""
+        preset = automatic if self.preset == "auto" else self.preset
+        return with_weights(preset, self.weights)
 
     def hooks(self, automatic: str) -> SnapshotHooks:
-        preset = PRESETS[automatic if self.preset == "auto" else self.preset]
+        preset = PRESETS[self.chosen(automatic) or "none"]
         before = tuple(table.step() for table in self.before)
         after = tuple(table.step() for table in self.after)
-        return SnapshotHooks(before + preset.before, preset.after + after, preset.in_python)
+        return SnapshotHooks(
+            before + preset.before,
+            preset.after + after,
+            preset.in_python,
+            rebuilds_communicators=self.communicators == "rebuilt",
+        )
 
     def rules(self) -> SnapshotRules:
         return SnapshotRules(is_wide=self.reach == "wide", with_secrets=self.secrets == "allow")
@@ -219,6 +239,7 @@ class _AppTable(_Table):
     command: list[Word] = Field(min_length=1)
     port: int = Field(default=8000, ge=1, le=65535)
     ready: Path = "/health"
+    devices: list[Annotated[str, AfterValidator(_device_name)]] = []
     device: Annotated[Literal["any"], BeforeValidator(_device)] = "any"
     scale: _ScaleTable = _ScaleTable()
     snapshot: bool | _SnapshotTable = True
@@ -226,6 +247,18 @@ class _AppTable(_Table):
     secrets: list[Annotated[str, AfterValidator(_secret)]] = []
     limits: _LimitsTable = _LimitsTable()
     timeouts: _TimeoutsTable = _TimeoutsTable()
+
+    @model_validator(mode="after")
+    def _weights_have_a_way(self) -> "_AppTable":
+        kept, server = self.snapshot, recognise(self.command)
+        if server is not None and server.kind == "nagara":  # maps them, or streams them
+            return self
+        if isinstance(kept, _SnapshotTable) and not kept.chosen(preset_of(self.command, self.env)):
+            raise _problem(
+                "snapshot.weights: of this server it is not known how to give its weights away; "
+                'say so in before and after steps, with "auto"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _env_names(self) -> "_AppTable":
@@ -357,6 +390,7 @@ def _to_app(name: str, table: _AppTable) -> App:
         ready=table.ready,
         canary=canary,
         device=table.device,
+        devices=tuple(table.devices),
         env=tuple(sorted(table.env.items())),
         secrets=tuple(dict.fromkeys(table.secrets)),
         limits=Limits(cpu=table.limits.cpu, memory_bytes=table.limits.memory),

@@ -26,6 +26,7 @@ from nagara.node.replica_trees import ReplicaTrees, Tree
 from nagara.node.runtime import Running, substituted
 from nagara.node.snapshot_images import SnapshotImages, memory_of
 from nagara.sandbox.bundle import Bundle
+from nagara.sandbox.cdi import DeviceEdits, find_devices
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.identity import set_hostname
@@ -129,7 +130,7 @@ class ContainerRuntime:
         with contextlib.ExitStack() as undo, waterfall.stage("host", "launch"):
             namespace = NetworkNamespace.create()
             undo.callback(namespace.close)
-            self._write_bundle(folder, spec, tree, namespace)
+            await self._write_bundle(folder, spec, tree, namespace)
             reach("launch.bundle")
             command = self.runc.run_command(folder.name, folder.bundle, folder.pid_file)
             try:
@@ -168,7 +169,7 @@ class ContainerRuntime:
             with waterfall.stage("host", "restore"), launch.running():
                 namespace = NetworkNamespace.create()
                 undo.callback(namespace.close)
-                self._write_bundle(folder, spec, tree, namespace)
+                await self._write_bundle(folder, spec, tree, namespace)
                 reach("restore.bundle")
                 command = self.runc.restore_command(
                     folder.name, folder.bundle, folder.pid_file, memory_of(folder), folder.criu
@@ -266,9 +267,11 @@ class ContainerRuntime:
         is_capture = record is not None and record.is_capture
         return is_capture and spec.rules.is_wide and self._can_level
 
-    def _write_bundle(
+    async def _write_bundle(
         self, folder: ReplicaFolder, spec: ReplicaSpec, tree: Tree, namespace: NetworkNamespace
     ) -> None:
+        """Raises `CdiError` when a device is not there."""
+        devices = await in_thread(find_devices, spec.devices) if spec.devices else DeviceEdits()
         Bundle(
             container=folder.name,
             control_group=folder.control_group,
@@ -282,6 +285,7 @@ class ContainerRuntime:
             memory_bytes=spec.limits.memory_bytes,
             tasks=_tasks_limit(),
             criu_config=self._criu_config,
+            devices=devices,
         ).write(folder.bundle)
 
     def _note_opened(self, folder: ReplicaFolder, spec: ReplicaSpec) -> None:
