@@ -13,12 +13,11 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 
 from nagara.base.clock import Clock
 from nagara.base.errors import NagaraError
-from nagara.base.spans import Waterfall, with_unaccounted
+from nagara.base.spans import Waterfall
 from nagara.contract.node import Node
 from nagara.contract.replica import ModelMount, ReplicaStatus, StartOrder, StartReport
 from nagara.control.app import App
@@ -28,8 +27,9 @@ from nagara.control.dispatch import Dispatcher, Endpoint
 from nagara.control.lending import Lending
 from nagara.control.refusal import Refusal
 from nagara.control.replicas import Replica, ReplicaEvent, ReplicaState
-from nagara.control.service import Service, longest_idle
-from nagara.control.state import StartRecord, State
+from nagara.control.service import SHORT_PAUSE_S, Service, longest_idle
+from nagara.control.start_record import failed, succeeded
+from nagara.control.state import State
 from nagara.control.supply import NoSupplyError, Supply
 from nagara.control.tasks import Tasks, surely
 from nagara.control.upstream import Upstream
@@ -233,10 +233,12 @@ class Fleet:
     # -- starting --------------------------------------------------------------------------
 
     def _want(self, service: Service) -> Refusal | None:
-        """A request is about to be held: one replica must be coming, or say why none can."""
-        if service.is_coming:
-            return None
+        """A request is about to be held: enough replicas must be coming, or say why none can."""
         now_s = self._clock.monotonic_s()
+        if service.is_coming:
+            for _ in range(service.starts_at_once(now_s)):
+                self.start(service)
+            return None
         left_s = service.failures.left_s(now_s)
         if left_s > 0:
             return service.cannot_start(left_s)
@@ -302,15 +304,7 @@ class Fleet:
         started_s: float,
     ) -> None:
         self.captures.started(service, replica.app, report)
-        stages = with_unaccounted(waterfall.stages(), total_s)
-        record = StartRecord(
-            *(replica.name, replica.app.tenant, replica.app.name, report.kind, stages),
-            total_s=total_s,
-            started_s=started_s,
-            fallback=report.fallback,
-            snapshot=report.snapshot,
-            files=None if report.files is None else asdict(report.files),
-        )
+        record = succeeded(replica, report, waterfall, total_s, started_s)
         await self._state.add_start(record)
         if replica.state is _S.READY:
             await self._state.set_replica(replica.name, _S.READY)
@@ -338,16 +332,10 @@ class Fleet:
         # Its end must be certain before another gets the slot, also if the node was unreachable.
         await self._stop_surely(replica.name)
         await self._state.set_replica(replica.name, _S.FAILED, reason)
-        stages = with_unaccounted(waterfall.stages(), total_s)
-        record = StartRecord(
-            *(replica.name, replica.app.tenant, replica.app.name, None, stages),
-            total_s=total_s,
-            started_s=started_s,
-            error=reason,
-        )
-        await self._state.add_start(record)
+        await self._state.add_start(failed(replica, reason, waterfall, total_s, started_s))
 
     def _no_supply(self, service: Service, error: NoSupplyError) -> None:
+        service.short_until_s = self._clock.monotonic_s() + SHORT_PAUSE_S
         if not service.is_coming:
             said, after_s = f"{error.what}: {error.hint}", error.retry_after_s
             refusal = Refusal(503, said, code="no_supply", retry_after_s=after_s)
