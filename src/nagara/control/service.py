@@ -4,7 +4,7 @@ Changed by the fleet's tasks on the loop; decides only what follows from its own
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ from nagara.control.app import App
 from nagara.control.autoscaler import Demand, Memory, ReplicaView, Rules, missing_now
 from nagara.control.dispatch import Dispatcher
 from nagara.control.keepalive import Warm, auto_idle_s, hold_s, pre_warm
+from nagara.control.occupancy import Use
 from nagara.control.refusal import Refusal
 from nagara.control.replicas import Replica, ReplicaState
 
@@ -87,6 +88,16 @@ class Service:
     def count(self, *states: ReplicaState) -> int:
         """Replicas in one of these states."""
         return sum(replica.state in states for replica in self.replicas.values())
+
+    def by_state(self) -> dict[ReplicaState, int]:
+        """How many replicas there are in each state that a replica is in."""
+        return dict(Counter(replica.state for replica in self.replicas.values()))
+
+    def idle_use(self) -> Use:
+        """Why a replica that has become idle just now is kept."""
+        idle = sum(not endpoint.running for endpoint in self.dispatcher.endpoints.values())
+        is_buffer = idle <= self.app.scale.min + self.app.scale.buffer
+        return Use.BUFFER if is_buffer else Use.KEEP_ALIVE
 
     @property
     def is_coming(self) -> bool:
