@@ -150,7 +150,7 @@ class TestCaptures:
         assert (await stand.app())["capture"]["snapshot"] == "fake-snapshot"
         await stand.admin("POST", "/api/apps/smol/fold")
         await stand.get("/smol/health")
-        kinds = [s["kind"] for s in (await stand.admin("GET", "/api/trace/smol"))["starts"]]
+        kinds = [start["kind"] for start in await stand.starts("smol", 2)]
         assert kinds == ["restored", "plain"]
         assert len(stand.node.captured) == 1
 

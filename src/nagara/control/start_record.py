@@ -23,6 +23,7 @@ def succeeded(
         fallback=report.fallback,
         snapshot=report.snapshot,
         files=None if report.files is None else asdict(report.files),
+        host=report.host,
     )
 
 
