@@ -80,7 +80,7 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
     ("keys", "said"),
     [
         ('limits = {disk = "1GiB"}', "app.a.limits.disk: not supported yet"),
-        ("scale = {buffer = 1}", "app.a.scale.buffer: buffers above 0 are not supported yet"),
+        ("scale = {buffer = -1}", "app.a.scale.buffer: input should be greater than or equal to 0"),
         ('device = {type = ["h100"]}', "app.a.device: choosing a device is not supported yet"),
         ('zzz = "1s"', "app.a.zzz: unknown key; allowed: command, device"),
         ("scale = {mx = 1}", "app.a.scale.mx: unknown key; nearest: max"),

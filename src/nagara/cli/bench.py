@@ -8,6 +8,10 @@ import click
 from nagara.cli.lazy_group import Entry, LazyGroup
 
 BENCHMARKS: dict[str, Entry] = {
+    "autoscale": Entry(
+        "nagara.cli.bench_autoscale:autoscale",
+        "Scaling replayed over a trace of requests, beside other ways to scale (simulated).",
+    ),
     "planner": Entry(
         "nagara.cli.bench_planner:planner", "Plans over large catalogues, and claims of slots."
     ),

@@ -30,6 +30,7 @@ class Scale:
     max: int = 4
     concurrency: int = 8
     idle_s: float | None = None
+    buffer: int = 0
 
 
 @dataclass(frozen=True, slots=True)

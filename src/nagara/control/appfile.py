@@ -112,12 +112,6 @@ def _path(value: str) -> str:
     return value
 
 
-def _buffer(value: int) -> int:
-    if value > 0:
-        raise _problem("buffers above 0 are not supported yet")
-    return value
-
-
 def _secret(value: str) -> str:
     if not SECRET_NAME.fullmatch(value):
         raise _problem(f"{value!r} is not a name of a secret, as of a variable: HF_TOKEN")
@@ -144,7 +138,7 @@ class _Table(BaseModel):
 class _ScaleTable(_Table):
     min: int = Field(default=0, ge=0, le=1000)
     max: int = Field(default=4, ge=1, le=1000)
-    buffer: Annotated[int, Field(ge=0), AfterValidator(_buffer)] = 0
+    buffer: int = Field(default=0, ge=0, le=1000)
     concurrency: int = Field(default=8, ge=1, le=10000)
     idle: DurationOrAuto = None
 
@@ -376,6 +370,7 @@ def _unknown_key(table: str, key: str) -> str:
 def _to_app(name: str, table: _AppTable) -> App:
     server = recognise(table.command)
     canary = default_canary(server, table.ready)
+    scale = table.scale
     kept = table.snapshot if isinstance(table.snapshot, _SnapshotTable) else _SnapshotTable()
     if (chosen := kept.canary) is not None:
         asked = with_logprobs(server, chosen.path, chosen.body)
@@ -394,7 +389,7 @@ def _to_app(name: str, table: _AppTable) -> App:
         env=tuple(sorted(table.env.items())),
         secrets=tuple(dict.fromkeys(table.secrets)),
         limits=Limits(cpu=table.limits.cpu, memory_bytes=table.limits.memory),
-        scale=Scale(table.scale.min, table.scale.max, table.scale.concurrency, table.scale.idle),
+        scale=Scale(scale.min, scale.max, scale.concurrency, scale.idle, scale.buffer),
         timeouts=Timeouts(table.timeouts.start, table.timeouts.request, table.timeouts.queue),
         snapshot=table.snapshot is not False,
         hooks=kept.hooks(preset_of(table.command, table.env)),
