@@ -204,8 +204,11 @@ def fetch_metadata(store: Store, image: Image, deadline_s: float | None = None) 
     wanted = [image.index, image.list]
     wanted += [name for name in (image.trace, image.trace_list) if name is not None]
     limit_s = store.deadline(deadline_s)
-    with ThreadPoolExecutor(len(wanted), "metadata") as pool:
-        for _ in pool.map(lambda name: store.ensure(name, limit_s), wanted):
+    absent = [name for name in wanted if not store.local.has(name)]
+    if not absent:
+        return  # threads take longer to begin than this took
+    with ThreadPoolExecutor(len(absent), "metadata") as pool:
+        for _ in pool.map(lambda name: store.ensure(name, limit_s), absent):
             pass
 
 
