@@ -79,6 +79,18 @@ class Stand:
     async def app(self, name: str = "smol") -> dict[str, Any]:
         return await self.admin("GET", f"/api/apps/{name}")
 
+    async def starts(self, name: str, count: int) -> list[dict[str, Any]]:
+        """The trace of an app or a replica, when it has so many: written after the answers."""
+        trace: dict[str, Any] = {}
+
+        async def has_all() -> bool:
+            nonlocal trace
+            trace = await self.admin("GET", f"/api/trace/{name}")
+            return len(trace["starts"]) >= count
+
+        await eventually(has_all)
+        return list(trace["starts"])
+
     async def get(self, path: str, **arguments: Any) -> tuple[int, bytes]:
         async with self.client.get(path, **arguments) as answer:
             return answer.status, await answer.read()
@@ -90,7 +102,7 @@ class Stand:
 
 
 async def eventually(
-    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], limit_s: float = 10.0
+    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], limit_s: float = 30.0
 ) -> None:
     """Returns when the condition holds."""
     async with asyncio.timeout(limit_s):
@@ -113,6 +125,8 @@ async def node(clock: Clock) -> AsyncIterator[FakeNode]:
     node = FakeNode(clock)
     yield node
     await node.close()
+    for _ in range(10):  # what was accepted in the last moment finds its peer gone, and closes
+        await asyncio.sleep(0)
 
 
 @pytest.fixture

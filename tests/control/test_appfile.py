@@ -80,7 +80,7 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
     ("keys", "said"),
     [
         ('limits = {disk = "1GiB"}', "app.a.limits.disk: not supported yet"),
-        ("scale = {buffer = 1}", "app.a.scale.buffer: buffers above 0 are not supported yet"),
+        ("scale = {buffer = -1}", "app.a.scale.buffer: input should be greater than or equal to 0"),
         ('device = {type = ["h100"]}', "app.a.device: choosing a device is not supported yet"),
         ('zzz = "1s"', "app.a.zzz: unknown key; allowed: command, device"),
         ("scale = {mx = 1}", "app.a.scale.mx: unknown key; nearest: max"),
@@ -91,6 +91,8 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
         ('scale = {idle = "5"}', "app.a.scale.idle: '5' is not a duration"),
         ('timeouts = {start = "0s"}', "app.a.timeouts.start: a duration must be above zero"),
         ("snapshot = 1", "app.a.snapshot: must be true, false or"),
+        ('secrets = ["a b"]', "app.a.secrets.0: 'a b' is not a name of a secret"),
+        ('secrets = ["T"]\nenv = {T = "1"}', "app.a: secrets: T is in env as well"),
         ("snapshot = {canary = {pth = 1}}", "app.a.snapshot.canary.path: this key is required"),
         (
             'snapshot = {before = [{pth = "/x"}]}',
@@ -101,7 +103,13 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
             "app.a.snapshot.before.0: a step has either a path or a com",
         ),
         ('snapshot = {preset = "x"}', "app.a.snapshot.preset: input should be 'auto', 'none'"),
-        ('snapshot = {weights = "carried"}', "app.a.snapshot.weights: not supported yet"),
+        (
+            'snapshot = {weights = "streamed"}',
+            "app.a: snapshot.weights: of this server it is not known",
+        ),
+        ('snapshot = {weights = "x"}', "app.a.snapshot.weights: input should be 'auto', 'str"),
+        ('snapshot = {communicators = "x"}', "app.a.snapshot.communicators: input should be"),
+        ('devices = ["gpu0"]', "app.a.devices.0: 'gpu0' names no device"),
         ('env = {"A=B" = "1"}', "app.a: env: 'A=B' is not a name"),
         ("env = {A = 1}", "app.a.env.A: input should be a valid string"),
         ('ready = "health"', "app.a.ready: a path begins with"),
@@ -151,10 +159,10 @@ def test_another_tree_of_the_same_source_is_another_definition() -> None:
 
 
 def test_all_faults_of_a_file_are_shown_at_once() -> None:
-    found = problems('x = 1\n[app.A]\nimage = "hots"\n[app.b]\nport = 0\nsecrets = []\n')
+    found = problems('x = 1\n[app.A]\nimage = "hots"\n[app.b]\nport = 0\nnetwork = 1\n')
     assert [problem.partition(":")[0] for problem in found] == [
         "x", "app.A", "app.A.image", "app.A.command",
-        "app.b.image", "app.b.command", "app.b.port", "app.b.secrets",
+        "app.b.image", "app.b.command", "app.b.port", "app.b.network",
     ]  # fmt: skip
 
 
@@ -178,7 +186,7 @@ def test_a_known_openai_server_gets_a_greedy_completion_as_canary() -> None:
     path, body, is_openai = canary('["/usr/bin/nagara", "engine", "serve", "/models/m"]')
     assert (path, is_openai) == ("/v1/completions", True)
     assert isinstance(body, dict)
-    assert (body["temperature"], body["max_tokens"]) == (0, 4)
+    assert (body["temperature"], body["max_tokens"], body["logprobs"]) == (0, 4, 1)
     assert body["model"] == "m"
 
 
@@ -211,6 +219,53 @@ def test_a_chosen_canary_must_be_greedy() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("path", "own", "asked"),
+    [
+        ("/v1/completions", "", 1),
+        ("/v1/completions", ", logprobs = 3", 3),
+        ("/v1/chat/completions", "", True),
+        ("/score", "", None),
+    ],
+)
+def test_a_chosen_canary_asks_a_known_server_for_logprobs(path: str, own: str, asked: int) -> None:
+    keys = f'snapshot = {{canary = {{path = "{path}", body = {{temperature = 0{own}}}}}}}'
+    _, body, _ = canary('["vllm", "serve", "m"]', keys)
+    assert isinstance(body, dict)
+    assert body.get("logprobs") == asked
+    _, body, _ = canary('["./serve"]', keys)  # may not have any, and then refuses the request
+    assert isinstance(body, dict)
+    assert ("logprobs" in body) == bool(own)
+
+
+def test_the_reach_of_a_snapshot_is_part_of_what_the_app_is() -> None:
+    same, also_same, wide = (
+        parse_apps(one(keys), "f")[0]
+        for keys in ("", 'snapshot = {reach = "same"}', 'snapshot = {reach = "wide"}')
+    )
+    assert (same.rules.is_wide, wide.rules.is_wide) == (False, True)
+    assert same.definition == also_same.definition != wide.definition
+    assert from_document(json.loads(json.dumps(to_document(wide)))) == wide
+    older = {name: value for name, value in to_document(same).items() if name != "rules"}
+    assert from_document(older) == same
+
+
+def test_secrets_are_named_and_kept_out_of_snapshots_by_default() -> None:
+    app, allowing, without = (
+        parse_apps(one(keys), "f")[0]
+        for keys in (
+            'secrets = ["TOKEN", "KEY", "TOKEN"]',
+            'secrets = ["TOKEN", "KEY"]\nsnapshot = {secrets = "allow"}',
+            "",
+        )
+    )
+    assert app.spec(()).secret_names == ("TOKEN", "KEY")
+    assert app.spec(()).secrets == ()
+    assert (app.rules.with_secrets, allowing.rules.with_secrets) == (False, True)
+    assert len({one.definition for one in (app, allowing, without)}) == 3
+    assert from_document(json.loads(json.dumps(to_document(app)))) == app
+
+
 def hooks(command: str, keys: str = "") -> SnapshotHooks:
     app = parse_apps(one(keys).replace('["x"]', command), "f")[0]
     assert from_document(json.loads(json.dumps(to_document(app)))) == app
@@ -232,6 +287,35 @@ def test_deep_sleep_reads_the_weights_again_before_the_cache_is_made() -> None:
     assert [step.path for step in found.before] == ["/sleep?level=2"]
     paths = [(step.path or "").partition("?")[0] for step in found.after]
     assert paths == ["/wake_up", "/collective_rpc", "/wake_up"]
+
+
+@pytest.mark.parametrize(
+    ("command", "preset", "way", "before"),
+    [
+        (VLLM, "vllm", "streamed", ["/sleep?level=2"]),
+        (VLLM, "vllm-deep", "carried", ["/sleep?level=1"]),
+        ('["nagara", "engine", "serve", "/m", "--device", "cuda"]', "auto", "streamed",
+         ["/sleep?weights=released"]),
+        ('["nagara", "engine", "serve", "/m", "--device=cuda"]', "auto", "carried", ["/sleep"]),
+        ('["nagara", "engine", "serve", "/m"]', "auto", "streamed", []),  # mapped
+        ('["x"]', "auto", "carried", []),
+    ],
+)  # fmt: skip
+def test_weights_go_the_way_that_is_wanted(
+    command: str, preset: str, way: str, before: list[str]
+) -> None:
+    found = hooks(command, f'snapshot = {{preset = "{preset}", weights = "{way}"}}')
+    assert [step.path for step in found.before] == before
+
+
+def test_devices_and_rebuilt_communicators_reach_the_replica() -> None:
+    keys = 'devices = ["nvidia.com/gpu=0"]\nsnapshot = {communicators = "rebuilt"}'
+    app = parse_apps(one(keys), "f")[0]
+    assert from_document(json.loads(json.dumps(to_document(app)))) == app
+    spec = app.spec(())
+    assert spec.devices == ("nvidia.com/gpu=0",)
+    assert spec.hooks.rebuilds_communicators
+    assert parse_apps(one(""), "f")[0].definition != app.definition
 
 
 def test_steps_of_the_file_stand_around_those_of_the_preset() -> None:

@@ -152,9 +152,9 @@ async def test_an_app_that_cannot_start_says_why_and_is_not_hammered(stand: Any,
     app = await stand.app()
     assert app["failures"] == 2
     assert app["replicas"] == {"starting": 0, "ready": 0, "draining": 0, "stopping": 0}
-    trace = await stand.admin("GET", "/api/trace/smol")
-    assert [start["kind"] for start in trace["starts"]] == [None, None]
-    assert "no such file" in trace["starts"][0]["error"]
+    starts = await stand.starts("smol", 2)
+    assert [start["kind"] for start in starts] == [None, None]
+    assert "no such file" in starts[0]["error"]
 
 
 async def test_one_failed_start_is_repeated_while_the_request_waits(stand: Any, text: Any) -> None:
@@ -406,15 +406,13 @@ async def test_a_start_is_recorded_with_every_stage(stand: Any, text: Any) -> No
     await stand.up(text())
     await stand.get("/smol/health")
 
-    trace = await stand.admin("GET", "/api/trace/smol")
-    (start,) = trace["starts"]
+    (start,) = await stand.starts("smol", 1)
     stages = start["stages"]
     assert list(stages) == ["acquire", "files", "host", "device", "canary", "unaccounted"]
     assert start["kind"] == "plain"
     assert stages["device"] == 0.1
     assert sum(stages.values()) == pytest.approx(start["total_s"])
-    one = await stand.admin("GET", f"/api/trace/{start['replica']}")
-    assert one == trace
+    assert await stand.starts(start["replica"], 1) == [start]
 
 
 async def test_logs_of_the_newest_replica(stand: Any, text: Any) -> None:

@@ -65,12 +65,19 @@ def serving(handle: Handle, *, time_limit_s: float = 20.0) -> Iterator[Kernel]:
             assert not thread.is_alive()
 
 
-def slowly(may_end: threading.Event, has_ended: threading.Event) -> Handle:
-    """Answers a READ when it may, anything else at once."""
+def slowly(
+    may_end: threading.Event,
+    has_ended: threading.Event,
+    under_way: threading.Semaphore | None = None,
+) -> Handle:
+    """Answers a READ when it may, anything else at once; releases for each READ under way."""
 
     def handle(request: wire.Request, deadline_s: float) -> "Answer | Later":
         if request.operation != wire.READ:
             return wire.answer(request.unique)
+
+        if under_way is not None:
+            under_way.release()
 
         def later(deadline_s: float) -> Answer:
             may_end.wait(20)
@@ -97,10 +104,12 @@ def test_a_request_is_answered_once_at_its_deadline_and_what_comes_later_is_drop
 
 
 def test_an_interrupt_ends_the_wait_of_a_reader_that_is_gone_and_of_nobody_else() -> None:
-    may_end, has_ended = threading.Event(), threading.Event()
-    with serving(slowly(may_end, has_ended)) as kernel:
+    may_end, has_ended, under_way = threading.Event(), threading.Event(), threading.Semaphore(0)
+    with serving(slowly(may_end, has_ended, under_way)) as kernel:
         kernel.ask(wire.READ, 2, pid=os.getpid())
         kernel.ask(wire.READ, 4, pid=0)
+        assert under_way.acquire(timeout=20)
+        assert under_way.acquire(timeout=20)  # several threads read: an interrupt may overtake
         kernel.ask(wire.INTERRUPT, 3, struct.pack("<Q", 2))
         kernel.ask(wire.INTERRUPT, 5, struct.pack("<Q", 4))
         assert kernel.answer() == (4, errno.EINTR)

@@ -21,6 +21,8 @@ from nagara.contract.node import NodeError, NodeUnavailableError
 from nagara.contract.replica import CaptureOrder, Lease, StartOrder
 from nagara.node.remote_node import RemoteNode
 from nagara.sandbox.fault_points import POINTS, VARIABLE
+from nagara.store.collecting import collect_local
+from nagara.store.local import ObjectFolder
 
 from .conftest import processes_naming
 
@@ -78,7 +80,8 @@ class House:
         state = packages.stat().st_mtime_ns if packages.exists() else 0
         if state != self.saved_at:
             assert (await self.yard.capture(self.good)).reason is None
-            shutil.rmtree(self.yard.state / "snapshots/default/broken", ignore_errors=True)
+            for root in self.yard.roots("broken"):
+                root.unlink()
             self.saved_at = state
 
     async def begin(self):
@@ -112,6 +115,15 @@ class House:
         assert await self.yard.tell(self.bystander, "answer = kept") == "in memory"
         left = [thing for thing in self.leftovers() if self.bystander not in thing]
         assert left == []
+        assert self.unneeded_objects() == 0
+
+    def unneeded_objects(self):
+        """How many objects of the store no snapshot needs."""
+        folder = ObjectFolder(self.yard.state / "store")
+        try:
+            return collect_local(folder.tenant("default"), 0.0, is_dry=True).removed
+        finally:
+            folder.close()
 
     def leftovers(self):
         layers = str(self.yard.state.resolve() / "node/layers")
@@ -170,14 +182,12 @@ async def act(house, group):
 async def broken(house):
     """An app whose snapshot gives a wrong answer."""
     spec = house.yard.spec(app="broken")
-    folder = house.yard.state / "snapshots/default/broken"
-    if not folder.exists():
+    if not house.yard.roots("broken"):
         assert (await house.yard.capture(spec)).reason is None
-        metadata = next(folder.rglob("snapshot.json"))
-        record = json.loads(metadata.read_text())
-        metadata.write_text(json.dumps(record | {"canary_answer": "200 another"}))
-    for counted in folder.rglob("bad"):
-        counted.unlink()
+        (root,) = house.yard.roots("broken")
+        house.yard.forge(root, canary_answer="200 another")
+    for noted in house.yard.notes("broken"):
+        shutil.rmtree(noted)
     return spec
 
 

@@ -205,6 +205,31 @@ def test_two_processes_share_one_bound(tmp_path: Path) -> None:
     folder.close()
 
 
+def test_many_processes_open_a_new_folder_at_once(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom nagara.store.local import ObjectFolder\n"
+        "print(flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    ObjectFolder(Path(line.strip())).close()\n    print(flush=True)\n"
+    )
+    command = [sys.executable, "-c", script]
+    openers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    for opener in openers:
+        assert opener.stdout is not None
+        assert opener.stdout.readline() == "\n"
+    paths = "".join(f"{tmp_path / str(number)}\n" for number in range(50))
+    for opener in openers:
+        assert opener.stdin is not None
+        opener.stdin.write(paths)
+        opener.stdin.flush()
+    for opener in openers:
+        out, _ = opener.communicate(timeout=120)
+        assert (opener.returncode, out.count("\n")) == (0, 50)
+
+
 def test_an_object_that_another_process_evicts_at_once_is_gone_and_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,14 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 
-from nagara.contract.replica import Canary, Limits, ModelMount, ReplicaSpec, SnapshotHooks
+from nagara.contract.replica import (
+    Canary,
+    Limits,
+    ModelMount,
+    ReplicaSpec,
+    SnapshotHooks,
+    SnapshotRules,
+)
 
 DEFAULT_TENANT = "default"
 
@@ -23,6 +30,7 @@ class Scale:
     max: int = 4
     concurrency: int = 8
     idle_s: float | None = None
+    buffer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +55,15 @@ class App:
     tenant: str = DEFAULT_TENANT
     models: tuple[str, ...] = ()
     device: str = "any"
+    devices: tuple[str, ...] = ()  # of the machine, by their CDI names
     env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()  # by name
     limits: Limits = field(default_factory=Limits)
     scale: Scale = Scale()
     timeouts: Timeouts = Timeouts()
     snapshot: bool = True
     hooks: SnapshotHooks = field(default_factory=SnapshotHooks)
+    rules: SnapshotRules = field(default_factory=SnapshotRules)
     image_index: str | None = None  # the tree that `image` was at deployment; None for `host`
     served_model: str | None = None  # the name its OpenAI server knows its model by
 
@@ -72,10 +83,13 @@ class App:
             "port": self.port,
             "ready": self.ready,
             "device": self.device,
+            "devices": self.devices,
             "env": sorted(self.env),
             "limits": [self.limits.cpu, self.limits.memory_bytes],
             "canary": [self.canary.path, self.canary.body, self.canary.is_openai],
             "hooks": asdict(self.hooks),
+            "rules": asdict(self.rules),
+            "secrets": self.secrets,
         }
 
     def spec(self, mounts: tuple[ModelMount, ...]) -> ReplicaSpec:
@@ -92,10 +106,13 @@ class App:
             models=mounts,
             env=self.env,
             limits=self.limits,
+            devices=self.devices,
             start_timeout_s=self.timeouts.start_s,
             snapshot=self.snapshot,
             hooks=self.hooks,
+            rules=self.rules,
             image_index=self.image_index,
+            secret_names=self.secrets,
         )
 
     @property

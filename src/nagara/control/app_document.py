@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks
+from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks, SnapshotRules
 from nagara.control.app import App, Scale, Timeouts
 
 
@@ -13,17 +13,23 @@ def to_document(app: App) -> dict[str, Any]:
 
 
 def from_document(document: dict[str, Any]) -> App:
-    """The `App` that `to_document` was given, also after a journey through JSON."""
+    """The `App` that `to_document` was given, also after a journey through JSON.
+
+    What an older document does not have yet is as by default.
+    """
     values = dict(document)
     return App(
         **{
             **values,
             "models": tuple(values["models"]),
             "command": tuple(values["command"]),
+            "devices": tuple(values.get("devices", ())),  # () of an app deployed earlier
             "env": tuple((name, value) for name, value in values["env"]),
+            "secrets": tuple(values.get("secrets", ())),
             "canary": Canary(**values["canary"]),
             "limits": Limits(**values["limits"]),
             "hooks": _hooks(values["hooks"]),
+            "rules": SnapshotRules(**values.get("rules", {})),
             "scale": Scale(**values["scale"]),
             "timeouts": Timeouts(**values["timeouts"]),
         }
@@ -37,4 +43,9 @@ def _hooks(values: dict[str, Any]) -> SnapshotHooks:
         )
         for when in ("before", "after")
     }
-    return SnapshotHooks(steps["before"], steps["after"], values["in_python"])
+    return SnapshotHooks(
+        steps["before"],
+        steps["after"],
+        values["in_python"],
+        values.get("rebuilds_communicators", False),  # of an app deployed earlier
+    )

@@ -17,12 +17,16 @@ from nagara.node.logs import ReplicaLogs
 from nagara.node.process_runtime import ProcessRuntime
 from nagara.node.replica_images import NodeImages
 from nagara.node.replica_trees import ReplicaTrees
+from nagara.node.snapshot_images import SnapshotImages
 from nagara.node.snapshots import NodeSnapshots
 from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.runc import Runc
 from nagara.sandbox.tools import Tools, find_tools
 from nagara.snapshot.catalog import Catalog
+from nagara.snapshot.device.orders import DeviceOrders
+from nagara.snapshot.device.replica import find_device
 from nagara.snapshot.facts import read_host_facts
+from nagara.snapshot.levelling import can_level
 
 
 def build_node(state: Path) -> LocalNode:
@@ -71,13 +75,19 @@ def _container_node(
     image = HostImage(state=state, needed=_own_environment())
     images = node_images(state)
     trees = ReplicaTrees(image, images, models=state / "models", programs=Path(sys.prefix) / "bin")
-    layers = FrozenLayers(folder / "layers")
+    kept = SnapshotImages(images)
+    layers = FrozenLayers(folder / "layers", kept.layer)
+    versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
+    facts = read_host_facts(versions)
     runtime = ContainerRuntime(
         state=folder,
         trees=trees,
         runc=Runc(tools.runc, tools.criu, folder / "runc"),
         keeper=keeper,
         layers=layers,
+        snapshots=kept,
+        can_level=can_level(facts),
+        devices=DeviceOrders(find_device()),
     )
     missing = list(tools.missing)
     if shutil.which("mkfs.erofs") is None:
@@ -86,13 +96,13 @@ def _container_node(
         )
     snapshots = None
     if tools.criu is not None and not missing:
-        catalog = Catalog(state / "snapshots")
-        versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
+        catalog = Catalog(state / "snapshots", kept.shelf, kept.tenants)
         snapshots = NodeSnapshots(
             catalog=catalog,
-            facts=read_host_facts(versions),
+            facts=facts,
             runtime=runtime,
             layers=layers,
+            images=kept,
         )
     return LocalNode(
         root=folder / "replicas",

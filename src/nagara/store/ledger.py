@@ -87,6 +87,20 @@ def read_pins(path: Path) -> list[Pin]:
         return [Pin(*row) for row in connection.execute("SELECT holder, tenant, list FROM pins")]
 
 
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """SQLite does not wait here as it does elsewhere when others open the new database too."""
+    give_up_s = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > give_up_s:
+                raise
+        time.sleep(0.01)
+
+
 class Ledger:
     """The database in one file."""
 
@@ -98,7 +112,7 @@ class Ledger:
             path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
         with self._held():
-            self._connection.execute("PRAGMA journal_mode = WAL")
+            _use_write_ahead_log(self._connection)
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.executescript(_SCHEMA)
         self._uses: dict[tuple[str, str], float] = {}
