@@ -103,7 +103,6 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
             "app.a.snapshot.before.0: a step has either a path or a com",
         ),
         ('snapshot = {preset = "x"}', "app.a.snapshot.preset: input should be 'auto', 'none'"),
-        ('snapshot = {weights = "carried"}', "app.a.snapshot.weights: not supported yet"),
         ('env = {"A=B" = "1"}', "app.a: env: 'A=B' is not a name"),
         ("env = {A = 1}", "app.a.env.A: input should be a valid string"),
         ('ready = "health"', "app.a.ready: a path begins with"),
@@ -267,10 +266,11 @@ def hooks(command: str, keys: str = "") -> SnapshotHooks:
 
 
 VLLM = '["vllm", "serve", "/models/m", "--enable-sleep-mode"]'
+DEVELOPMENT = 'env = {VLLM_SERVER_DEV_MODE = "1"}'
 
 
 def test_a_vllm_that_can_sleep_is_put_to_sleep_before_it_is_saved() -> None:
-    found = hooks(VLLM, 'env = {VLLM_SERVER_DEV_MODE = "1"}')
+    found = hooks(VLLM, DEVELOPMENT)
     assert [step.path for step in found.before] == ["/sleep?level=1"]
     assert [step.path for step in found.after] == ["/wake_up"]
     assert hooks(VLLM) == SnapshotHooks(in_python=True)  # its endpoints are not there
@@ -281,6 +281,46 @@ def test_deep_sleep_reads_the_weights_again_before_the_cache_is_made() -> None:
     assert [step.path for step in found.before] == ["/sleep?level=2"]
     paths = [(step.path or "").partition("?")[0] for step in found.after]
     assert paths == ["/wake_up", "/collective_rpc", "/wake_up"]
+
+
+@pytest.mark.parametrize(
+    ("command", "keys", "preset"),
+    [
+        (VLLM, DEVELOPMENT, "vllm"),
+        (VLLM, f'{DEVELOPMENT}\nsnapshot = {{weights = "carried"}}', "vllm"),
+        (VLLM, f'{DEVELOPMENT}\nsnapshot = {{weights = "streamed"}}', "vllm-deep"),
+        ('["vllm", "serve", "m"]', 'snapshot = {weights = "carried"}', "python"),
+        ('["nagara", "engine", "serve", "m"]', 'snapshot = {weights = "streamed"}', "none"),
+        ('["./serve"]', 'snapshot = {weights = "carried"}', "none"),
+    ],
+)
+def test_what_becomes_of_the_weights_chooses_the_preset(
+    command: str, keys: str, preset: str
+) -> None:
+    assert hooks(command, keys) == PRESETS[preset]
+
+
+@pytest.mark.parametrize(
+    ("command", "weights", "words"),
+    [
+        ('["nagara", "engine", "serve", "m"]', "carried", "maps its weights from their files"),
+        ('["vllm", "serve", "m"]', "streamed", "--enable-sleep-mode"),
+        ('["./serve"]', "streamed", "say it in snapshot.before and snapshot.after"),
+        ('["./serve"]', "elsewhere", "input should be 'auto', 'carried' or 'streamed'"),
+    ],
+)
+def test_what_a_server_cannot_do_with_its_weights_is_said(
+    command: str, weights: str, words: str
+) -> None:
+    text = one(f'snapshot = {{weights = "{weights}"}}').replace('["x"]', command)
+    (problem,) = problems(text)
+    assert words in problem
+    assert "snapshot.weights" in problem
+
+
+def test_weights_and_preset_are_not_chosen_both() -> None:
+    (problem,) = problems(one('snapshot = {weights = "carried", preset = "vllm"}'))
+    assert "leave one of the two out" in problem
 
 
 def test_steps_of_the_file_stand_around_those_of_the_preset() -> None:

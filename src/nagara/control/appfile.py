@@ -29,7 +29,7 @@ from nagara.control.app import App, Scale, Timeouts
 from nagara.control.app_secrets import SECRET_NAME
 from nagara.control.errors import AppFileError
 from nagara.control.openai_server import default_canary, is_openai_path, recognise, with_logprobs
-from nagara.control.presets import PRESETS, preset_of
+from nagara.control.presets import PRESETS, Weights, preset_of
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -42,7 +42,6 @@ _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
 LATER: dict[str, frozenset[str]] = {
     "app.*": frozenset({"network", "schedule", "priority", "regions"}),
     "limits": frozenset({"disk"}),
-    "snapshot": frozenset({"weights"}),
 }
 
 
@@ -188,6 +187,7 @@ class _SnapshotTable(_Table):
     preset: Literal["auto", "none", "python", "vllm", "vllm-deep", "sglang"] = "auto"
     reach: Literal["same", "wide"] = "same"
     secrets: Literal["none", "allow"] = "none"
+    weights: Weights = "auto"
     before: list[_StepTable] = []
     after: list[_StepTable] = []
 
@@ -227,13 +227,25 @@ class _AppTable(_Table):
     limits: _LimitsTable = _LimitsTable()
     timeouts: _TimeoutsTable = _TimeoutsTable()
 
+    @property
+    def snapshot_table(self) -> _SnapshotTable:
+        """The table, also where a boolean stands for it."""
+        return self.snapshot if isinstance(self.snapshot, _SnapshotTable) else _SnapshotTable()
+
     @model_validator(mode="after")
-    def _env_names(self) -> "_AppTable":
+    def _values_that_belong_together(self) -> "_AppTable":
         for name, value in self.env.items():
             if not _ENV.fullmatch(name):
                 raise _problem(f"env: {name!r} is not a name of an environment variable")
             if "\0" in value:
                 raise _problem(f"env: the value of {name} contains a zero byte")
+        snapshot = self.snapshot_table
+        if snapshot.weights != "auto" and snapshot.preset != "auto":
+            raise _problem("snapshot.weights chooses the preset: leave one of the two out")
+        try:
+            preset_of(self.command, self.env, snapshot.weights)
+        except ValueError as error:
+            raise _problem(f"snapshot.weights: {error}") from error
         if both := sorted(self.env.keys() & set(self.secrets)):
             raise _problem(f"secrets: {both[0]} is in env as well")
         return self
@@ -343,7 +355,7 @@ def _unknown_key(table: str, key: str) -> str:
 def _to_app(name: str, table: _AppTable) -> App:
     server = recognise(table.command)
     canary = default_canary(server, table.ready)
-    kept = table.snapshot if isinstance(table.snapshot, _SnapshotTable) else _SnapshotTable()
+    kept = table.snapshot_table
     if (chosen := kept.canary) is not None:
         asked = with_logprobs(server, chosen.path, chosen.body)
         body = None if asked is None else json.dumps(asked, sort_keys=True)
@@ -363,7 +375,7 @@ def _to_app(name: str, table: _AppTable) -> App:
         scale=Scale(table.scale.min, table.scale.max, table.scale.concurrency, table.scale.idle),
         timeouts=Timeouts(table.timeouts.start, table.timeouts.request, table.timeouts.queue),
         snapshot=table.snapshot is not False,
-        hooks=kept.hooks(preset_of(table.command, table.env)),
+        hooks=kept.hooks(preset_of(table.command, table.env, kept.weights)),
         rules=kept.rules(),
         served_model=server.model if server is not None else None,
     )

@@ -7,9 +7,12 @@ the gateway's list of refused ones.
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from nagara.contract.replica import HookStep, SnapshotHooks
 from nagara.control.openai_server import recognise
+
+Weights = Literal["auto", "carried", "streamed"]
 
 _RELOAD = json.dumps({"method": "reload_weights"})
 
@@ -39,13 +42,32 @@ PRESETS: dict[str, SnapshotHooks] = {
 }
 
 
-def preset_of(command: Sequence[str], env: Mapping[str, str]) -> str:
-    """The preset of a command that says nothing itself: what its own options have switched on."""
+def preset_of(command: Sequence[str], env: Mapping[str, str], weights: Weights = "auto") -> str:
+    """The preset of a command that names none: what its own options have switched on, and what is
+    to become of its weights: carried in the snapshot, or read again from their files.
+
+    Raises:
+        ValueError: the server, started like this, cannot do that with its weights; why, in words.
+    """
     server = recognise(command)
     kind = server.kind if server is not None else ""
+    if kind == "nagara":
+        if weights == "carried":
+            raise ValueError("nagara's engine maps its weights from their files: none are carried")
+        return "none"
     if kind == "vllm":
         can_sleep = "--enable-sleep-mode" in command and env.get("VLLM_SERVER_DEV_MODE") == "1"
-        return "vllm" if can_sleep else "python"
+        if weights == "streamed" and not can_sleep:
+            raise ValueError(
+                "vLLM reads its weights again only when started with --enable-sleep-mode and, in "
+                'env, VLLM_SERVER_DEV_MODE = "1"'
+            )
+        return ("vllm-deep" if weights == "streamed" else "vllm") if can_sleep else "python"
+    if weights == "streamed":
+        raise ValueError(
+            "how this server drops its weights and reads them again is not known; say it in "
+            "snapshot.before and snapshot.after, and leave this out"
+        )
     if kind == "sglang":
         return "sglang" if "--enable-memory-saver" in command else "python"
     return "none"
