@@ -4,7 +4,8 @@ A restore reads the memory through one read-only overlay: the image's index over
 own objects when all are here, else over the daemon that fetches them. Blocking: worker threads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from nagara.image.images import Image
@@ -13,7 +14,10 @@ from nagara.image.mounts import unmount_if_mounted
 from nagara.image.shelf import Shelf
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_images import NodeImages
+from nagara.node.sealing import Sealing, memory_folder, mount_memory, unmount_memory
 from nagara.snapshot.catalog import KIND, LAYER, MEMORY, Snapshot
+from nagara.snapshot.errors import BadSnapshotError
+from nagara.store.errors import CorruptError
 from nagara.store.ledger import Pin
 from nagara.store.roots import read_list
 
@@ -21,8 +25,9 @@ from nagara.store.roots import read_list
 class SnapshotImages:
     """What a node's snapshots are kept and shown by."""
 
-    def __init__(self, images: NodeImages) -> None:
+    def __init__(self, images: NodeImages, sealing: Sealing) -> None:
         self._images = images
+        self.sealing = sealing
 
     def shelf(self, tenant: str) -> Shelf:
         """A tenant's snapshots in the store."""
@@ -46,19 +51,47 @@ class SnapshotImages:
         self._images.opened().objects.ledger.pin(pin)
 
     def mount(self, folder: ReplicaFolder, snapshot: Snapshot) -> MountedImage:
-        """Shows the snapshot at `folder.snapshot`. Raises `MountError`, `StoreError`."""
+        """Shows the snapshot at `folder.snapshot`, and its memory where `memory_of` says.
+
+        Raises `MountError`, `StoreError`, OSError.
+        """
         mounts = self._images.opened()
         mounted = mounts.mount(snapshot.tenant, snapshot.image, self._holder(folder.name))
         folder.snapshot.mkdir(exist_ok=True)
         mounts.mount_at(mounted, folder.snapshot)
+        if snapshot.record.sealed_by is not None:
+            mount_memory(folder.opened)
+            for path in sorted((folder.snapshot / MEMORY).iterdir()):
+                self._open(snapshot, f"{MEMORY}/{path.name}", path, folder.opened / path.name)
         return mounted
+
+    def _open(self, snapshot: Snapshot, inside: str, sealed: Path, target: Path) -> None:
+        try:
+            self.sealing.open_file(snapshot.tenant, snapshot.name, inside, sealed, target)
+        except CorruptError as error:
+            raise BadSnapshotError(error.what, where=f"{snapshot.name}/{inside}") from error
 
     def unmount(self, folder: ReplicaFolder) -> None:
         """Nobody reads it there any more; the replica goes on holding its objects."""
+        unmount_memory(folder.opened)
         unmount_if_mounted(folder.snapshot)
 
-    def layer(self, snapshot: Snapshot) -> Path:
-        """The frozen layer as a file of this machine; fetched if need be."""
+    @contextmanager
+    def layer(self, snapshot: Snapshot, scratch: Path) -> Iterator[Path]:
+        """The frozen layer as a file of this machine; fetched if need be.
+
+        Args:
+            scratch: a folder to make for as long as it takes, if the layer is encrypted.
+        """
+        kept = self._kept_layer(snapshot)
+        if snapshot.record.sealed_by is None:
+            yield kept
+            return
+        with memory_folder(scratch) as folder:
+            self._open(snapshot, LAYER, kept, folder / LAYER)
+            yield folder / LAYER
+
+    def _kept_layer(self, snapshot: Snapshot) -> Path:
         shelf = self.shelf(snapshot.tenant)
         name = shelf.object_at(snapshot.image, LAYER)
         shelf.store.ensure(name)
@@ -78,4 +111,4 @@ class SnapshotImages:
 
 def memory_of(folder: ReplicaFolder) -> Path:
     """The tool's files of a mounted snapshot."""
-    return folder.snapshot / MEMORY
+    return folder.opened if folder.opened.is_mount() else folder.snapshot / MEMORY

@@ -76,6 +76,7 @@ class SnapshotRecord:
     memory_bytes: int
     layer_bytes: int
     notes: tuple[str, ...] = ()  # what was left out
+    sealed_by: str | None = None  # names the key that its files are encrypted with
 
     def changed_host_file(self) -> str | None:
         """A mapped file of the machine that is not as it was; None when all are."""
