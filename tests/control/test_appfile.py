@@ -80,7 +80,7 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
     ("keys", "said"),
     [
         ('limits = {disk = "1GiB"}', "app.a.limits.disk: not supported yet"),
-        ("scale = {buffer = 1}", "app.a.scale.buffer: buffers above 0 are not supported yet"),
+        ("scale = {buffer = -1}", "app.a.scale.buffer: input should be greater than or equal to 0"),
         ('device = {type = ["h100"]}', "app.a.device: choosing a device is not supported yet"),
         ('zzz = "1s"', "app.a.zzz: unknown key; allowed: command, device"),
         ("scale = {mx = 1}", "app.a.scale.mx: unknown key; nearest: max"),
@@ -103,6 +103,13 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
             "app.a.snapshot.before.0: a step has either a path or a com",
         ),
         ('snapshot = {preset = "x"}', "app.a.snapshot.preset: input should be 'auto', 'none'"),
+        (
+            'snapshot = {weights = "streamed"}',
+            "app.a: snapshot.weights: of this server it is not known",
+        ),
+        ('snapshot = {weights = "x"}', "app.a.snapshot.weights: input should be 'auto', 'str"),
+        ('snapshot = {communicators = "x"}', "app.a.snapshot.communicators: input should be"),
+        ('devices = ["gpu0"]', "app.a.devices.0: 'gpu0' names no device"),
         ('env = {"A=B" = "1"}', "app.a: env: 'A=B' is not a name"),
         ("env = {A = 1}", "app.a.env.A: input should be a valid string"),
         ('ready = "health"', "app.a.ready: a path begins with"),
@@ -266,11 +273,10 @@ def hooks(command: str, keys: str = "") -> SnapshotHooks:
 
 
 VLLM = '["vllm", "serve", "/models/m", "--enable-sleep-mode"]'
-DEVELOPMENT = 'env = {VLLM_SERVER_DEV_MODE = "1"}'
 
 
 def test_a_vllm_that_can_sleep_is_put_to_sleep_before_it_is_saved() -> None:
-    found = hooks(VLLM, DEVELOPMENT)
+    found = hooks(VLLM, 'env = {VLLM_SERVER_DEV_MODE = "1"}')
     assert [step.path for step in found.before] == ["/sleep?level=1"]
     assert [step.path for step in found.after] == ["/wake_up"]
     assert hooks(VLLM) == SnapshotHooks(in_python=True)  # its endpoints are not there
@@ -284,43 +290,32 @@ def test_deep_sleep_reads_the_weights_again_before_the_cache_is_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "keys", "preset"),
+    ("command", "preset", "way", "before"),
     [
-        (VLLM, DEVELOPMENT, "vllm"),
-        (VLLM, f'{DEVELOPMENT}\nsnapshot = {{weights = "carried"}}', "vllm"),
-        (VLLM, f'{DEVELOPMENT}\nsnapshot = {{weights = "streamed"}}', "vllm-deep"),
-        ('["vllm", "serve", "m"]', 'snapshot = {weights = "carried"}', "python"),
-        ('["nagara", "engine", "serve", "m"]', 'snapshot = {weights = "streamed"}', "none"),
-        ('["./serve"]', 'snapshot = {weights = "carried"}', "none"),
+        (VLLM, "vllm", "streamed", ["/sleep?level=2"]),
+        (VLLM, "vllm-deep", "carried", ["/sleep?level=1"]),
+        ('["nagara", "engine", "serve", "/m", "--device", "cuda"]', "auto", "streamed",
+         ["/sleep?weights=released"]),
+        ('["nagara", "engine", "serve", "/m", "--device=cuda"]', "auto", "carried", ["/sleep"]),
+        ('["nagara", "engine", "serve", "/m"]', "auto", "streamed", []),  # mapped
+        ('["x"]', "auto", "carried", []),
     ],
-)
-def test_what_becomes_of_the_weights_chooses_the_preset(
-    command: str, keys: str, preset: str
+)  # fmt: skip
+def test_weights_go_the_way_that_is_wanted(
+    command: str, preset: str, way: str, before: list[str]
 ) -> None:
-    assert hooks(command, keys) == PRESETS[preset]
+    found = hooks(command, f'snapshot = {{preset = "{preset}", weights = "{way}"}}')
+    assert [step.path for step in found.before] == before
 
 
-@pytest.mark.parametrize(
-    ("command", "weights", "words"),
-    [
-        ('["nagara", "engine", "serve", "m"]', "carried", "maps its weights from their files"),
-        ('["vllm", "serve", "m"]', "streamed", "--enable-sleep-mode"),
-        ('["./serve"]', "streamed", "say it in snapshot.before and snapshot.after"),
-        ('["./serve"]', "elsewhere", "input should be 'auto', 'carried' or 'streamed'"),
-    ],
-)
-def test_what_a_server_cannot_do_with_its_weights_is_said(
-    command: str, weights: str, words: str
-) -> None:
-    text = one(f'snapshot = {{weights = "{weights}"}}').replace('["x"]', command)
-    (problem,) = problems(text)
-    assert words in problem
-    assert "snapshot.weights" in problem
-
-
-def test_weights_and_preset_are_not_chosen_both() -> None:
-    (problem,) = problems(one('snapshot = {weights = "carried", preset = "vllm"}'))
-    assert "leave one of the two out" in problem
+def test_devices_and_rebuilt_communicators_reach_the_replica() -> None:
+    keys = 'devices = ["nvidia.com/gpu=0"]\nsnapshot = {communicators = "rebuilt"}'
+    app = parse_apps(one(keys), "f")[0]
+    assert from_document(json.loads(json.dumps(to_document(app)))) == app
+    spec = app.spec(())
+    assert spec.devices == ("nvidia.com/gpu=0",)
+    assert spec.hooks.rebuilds_communicators
+    assert parse_apps(one(""), "f")[0].definition != app.definition
 
 
 def test_steps_of_the_file_stand_around_those_of_the_preset() -> None:

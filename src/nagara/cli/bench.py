@@ -8,6 +8,10 @@ import click
 from nagara.cli.lazy_group import Entry, LazyGroup
 
 BENCHMARKS: dict[str, Entry] = {
+    "autoscale": Entry(
+        "nagara.cli.bench_autoscale:autoscale",
+        "Scaling replayed over a trace of requests, beside other ways to scale (simulated).",
+    ),
     "planner": Entry(
         "nagara.cli.bench_planner:planner", "Plans over large catalogues, and claims of slots."
     ),
@@ -30,6 +34,14 @@ BENCHMARKS: dict[str, Entry] = {
     "overlap": Entry(
         "nagara.cli.bench_engine:overlap",
         "How busy the device is with and without a step in flight.",
+    ),
+    "device": Entry(
+        "nagara.cli.bench_device:device",
+        "Restored starts with a (simulated) device against the bound their parts set.",
+    ),
+    "weights": Entry(
+        "nagara.cli.bench_weights:weights",
+        "Reading weights into memory against what the machine reads at all.",
     ),
     "engine": Entry(
         "nagara.cli.bench_engine:engine",

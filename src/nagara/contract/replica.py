@@ -122,6 +122,7 @@ class ReplicaSpec:
     snapshot: bool = True  # restore from one where it fits
     hooks: SnapshotHooks = SnapshotHooks()
     rules: SnapshotRules = SnapshotRules()
+    devices: tuple[str, ...] = ()  # of the machine, by their CDI names: `nvidia.com/gpu=0`
     image_index: str | None = None  # names the tree that `image` was at deployment; not for `host`
     secret_names: tuple[str, ...] = ()
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)

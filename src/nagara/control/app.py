@@ -30,6 +30,7 @@ class Scale:
     max: int = 4
     concurrency: int = 8
     idle_s: float | None = None
+    buffer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class App:
     tenant: str = DEFAULT_TENANT
     models: tuple[str, ...] = ()
     device: str = "any"
+    devices: tuple[str, ...] = ()  # of the machine, by their CDI names
     env: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()  # by name
     limits: Limits = field(default_factory=Limits)
@@ -81,6 +83,7 @@ class App:
             "port": self.port,
             "ready": self.ready,
             "device": self.device,
+            "devices": self.devices,
             "env": sorted(self.env),
             "limits": [self.limits.cpu, self.limits.memory_bytes],
             "canary": [self.canary.path, self.canary.body, self.canary.is_openai],
@@ -103,6 +106,7 @@ class App:
             models=mounts,
             env=self.env,
             limits=self.limits,
+            devices=self.devices,
             start_timeout_s=self.timeouts.start_s,
             snapshot=self.snapshot,
             hooks=self.hooks,

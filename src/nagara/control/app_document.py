@@ -23,6 +23,7 @@ def from_document(document: dict[str, Any]) -> App:
             **values,
             "models": tuple(values["models"]),
             "command": tuple(values["command"]),
+            "devices": tuple(values.get("devices", ())),  # () of an app deployed earlier
             "env": tuple((name, value) for name, value in values["env"]),
             "secrets": tuple(values.get("secrets", ())),
             "canary": Canary(**values["canary"]),

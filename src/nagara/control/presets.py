@@ -7,12 +7,10 @@ the gateway's list of refused ones.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from itertools import pairwise
 
 from nagara.contract.replica import HookStep, SnapshotHooks
 from nagara.control.openai_server import recognise
-
-Weights = Literal["auto", "carried", "streamed"]
 
 _RELOAD = json.dumps({"method": "reload_weights"})
 
@@ -34,6 +32,13 @@ PRESETS: dict[str, SnapshotHooks] = {
         ),
         in_python=True,
     ),
+    # Nagara's own engine, on a GPU: weights released, or left where the driver carries them from.
+    "nagara": SnapshotHooks(
+        before=(HookStep("/sleep?weights=released"),), after=(HookStep("/wake"),), in_python=True
+    ),
+    "nagara-carried": SnapshotHooks(
+        before=(HookStep("/sleep"),), after=(HookStep("/wake"),), in_python=True
+    ),
     "sglang": SnapshotHooks(
         before=(HookStep("/release_memory_occupation", body="{}"),),
         after=(HookStep("/resume_memory_occupation", body="{}"),),
@@ -42,32 +47,40 @@ PRESETS: dict[str, SnapshotHooks] = {
 }
 
 
-def preset_of(command: Sequence[str], env: Mapping[str, str], weights: Weights = "auto") -> str:
-    """The preset of a command that names none: what its own options have switched on, and what is
-    to become of its weights: carried in the snapshot, or read again from their files.
+# How weights come back, where a server can do it in both ways: preset → way → preset.
+WAYS: dict[str, dict[str, str]] = {
+    "vllm": {"streamed": "vllm-deep", "carried": "vllm"},
+    "vllm-deep": {"streamed": "vllm-deep", "carried": "vllm"},
+    "nagara": {"streamed": "nagara", "carried": "nagara-carried"},
+    "nagara-carried": {"streamed": "nagara", "carried": "nagara-carried"},
+}
 
-    Raises:
-        ValueError: the server, started like this, cannot do that with its weights; why, in words.
+
+def with_weights(preset: str, way: str) -> str | None:
+    """The preset that treats weights as wanted; None where its server is not known to stream.
+
+    What is not asked to give its weights away has them carried along.
     """
+    if way == "auto":
+        return preset
+    return WAYS.get(preset, {"carried": preset}).get(way)
+
+
+def preset_of(command: Sequence[str], env: Mapping[str, str]) -> str:
+    """The preset of a command that says nothing itself: what its own options have switched on."""
     server = recognise(command)
     kind = server.kind if server is not None else ""
-    if kind == "nagara":
-        if weights == "carried":
-            raise ValueError("nagara's engine maps its weights from their files: none are carried")
-        return "none"
+    if kind == "nagara" and _computes_on_gpu(command):
+        return "nagara"
     if kind == "vllm":
         can_sleep = "--enable-sleep-mode" in command and env.get("VLLM_SERVER_DEV_MODE") == "1"
-        if weights == "streamed" and not can_sleep:
-            raise ValueError(
-                "vLLM reads its weights again only when started with --enable-sleep-mode and, in "
-                'env, VLLM_SERVER_DEV_MODE = "1"'
-            )
-        return ("vllm-deep" if weights == "streamed" else "vllm") if can_sleep else "python"
-    if weights == "streamed":
-        raise ValueError(
-            "how this server drops its weights and reads them again is not known; say it in "
-            "snapshot.before and snapshot.after, and leave this out"
-        )
+        return "vllm" if can_sleep else "python"
     if kind == "sglang":
         return "sglang" if "--enable-memory-saver" in command else "python"
     return "none"
+
+
+def _computes_on_gpu(command: Sequence[str]) -> bool:
+    return "--device=cuda" in command or any(
+        pair == ("--device", "cuda") for pair in pairwise(command)
+    )

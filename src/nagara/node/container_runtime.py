@@ -26,6 +26,7 @@ from nagara.node.replica_trees import ReplicaTrees, Tree
 from nagara.node.runtime import Running, substituted
 from nagara.node.snapshot_images import SnapshotImages, memory_of
 from nagara.sandbox.bundle import Bundle
+from nagara.sandbox.cdi import DeviceEdits, find_devices
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.identity import set_hostname
@@ -97,8 +98,8 @@ class ContainerRuntime:
         self.runc = runc
         self._keeper = keeper
         self._layers = layers
-        self._can_level = can_level
         self._snapshots = snapshots
+        self._can_level = can_level
         self._criu_config = state / "criu.conf"
         self._opened: dict[str, OpenedFiles] = {}  # of replicas that are to be saved
 
@@ -129,7 +130,7 @@ class ContainerRuntime:
         with contextlib.ExitStack() as undo, waterfall.stage("host", "launch"):
             namespace = NetworkNamespace.create()
             undo.callback(namespace.close)
-            self._write_bundle(folder, spec, tree, namespace)
+            await self._write_bundle(folder, spec, tree, namespace)
             reach("launch.bundle")
             command = self.runc.run_command(folder.name, folder.bundle, folder.pid_file)
             try:
@@ -168,7 +169,7 @@ class ContainerRuntime:
             with waterfall.stage("host", "restore"), launch.running():
                 namespace = NetworkNamespace.create()
                 undo.callback(namespace.close)
-                self._write_bundle(folder, spec, tree, namespace)
+                await self._write_bundle(folder, spec, tree, namespace)
                 reach("restore.bundle")
                 command = self.runc.restore_command(
                     folder.name, folder.bundle, folder.pid_file, memory_of(folder), folder.criu
@@ -176,7 +177,8 @@ class ContainerRuntime:
                 try:
                     pid = await self._launch(folder, command, log, _RESTORE_S)
                 except LaunchError as error:
-                    raise _restore_failure(folder, snapshot, error) from error
+                    lack = await in_thread(self._snapshots.not_fetched, folder.name)
+                    raise _restore_failure(folder, snapshot, error, lack) from error
                 reach("restore.running")
             telling = asyncio.create_task(in_thread(tool_times, folder.criu / "restore.log"))
             undo.callback(telling.cancel)
@@ -219,6 +221,7 @@ class ContainerRuntime:
                 await in_thread(self.runc.delete, folder.name)
         reach("clear.deleted")
         unmount_tree(folder.path)
+        self._snapshots.forget(folder.name)
         reach("clear.rootless")
         await self.trees.release(folder)
         reach("clear.released")
@@ -264,9 +267,11 @@ class ContainerRuntime:
         is_capture = record is not None and record.is_capture
         return is_capture and spec.rules.is_wide and self._can_level
 
-    def _write_bundle(
+    async def _write_bundle(
         self, folder: ReplicaFolder, spec: ReplicaSpec, tree: Tree, namespace: NetworkNamespace
     ) -> None:
+        """Raises `CdiError` when a device is not there."""
+        devices = await in_thread(find_devices, spec.devices) if spec.devices else DeviceEdits()
         Bundle(
             container=folder.name,
             control_group=folder.control_group,
@@ -280,6 +285,7 @@ class ContainerRuntime:
             memory_bytes=spec.limits.memory_bytes,
             tasks=_tasks_limit(),
             criu_config=self._criu_config,
+            devices=devices,
         ).write(folder.bundle)
 
     def _note_opened(self, folder: ReplicaFolder, spec: ReplicaSpec) -> None:
@@ -335,10 +341,13 @@ def _app_environment(spec: ReplicaSpec) -> dict[str, str]:
 
 
 def _restore_failure(
-    folder: ReplicaFolder, snapshot: Snapshot, error: LaunchError
+    folder: ReplicaFolder, snapshot: Snapshot, error: LaunchError, lack: str | None
 ) -> SnapshotError:
     """Whose fault a failed restore is. The checkpoint tool's own complaint counts against the
-    snapshot, unless the tool was killed or complains of what the machine lacks at the moment."""
+    snapshot, unless the tool was killed or complains of what the machine lacks at the moment, or
+    `lack`: a part of the snapshot did not come from where it was to be fetched."""
+    if lack is not None:
+        return RestoreError(f"could not be fetched: {lack}", where=snapshot.name)
     log = folder.criu / "restore.log"
     complaint = criu_complaint(log)
     was_killed = (error.exit_code_of_launcher or 0) < 0 or not criu_gave_up(log)

@@ -4,10 +4,11 @@ Format: OCI runtime specification 1.0.2.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nagara.sandbox.cdi import DeviceEdits
 from nagara.sandbox.cgroups import PARENT
 from nagara.sandbox.seccomp import SECCOMP_PROFILE
 
@@ -51,11 +52,12 @@ class Bundle:
     tasks: int = 4096  # processes and threads together
     shared_memory_bytes: int = 1 << 30
     criu_config: Path | None = None  # read by CRIU at checkpoint and restore
+    devices: DeviceEdits = field(default_factory=DeviceEdits)
 
     def config(self) -> dict[str, Any]:
         """The bundle's `config.json` as plain values."""
         capability_sets = ("bounding", "effective", "permitted")
-        return {
+        config = {
             "ociVersion": "1.0.2",
             "process": {
                 "terminal": False,
@@ -73,6 +75,8 @@ class Bundle:
             "annotations": {"org.criu.config": str(self.criu_config)} if self.criu_config else {},
             "linux": self._linux(),
         }
+        self.devices.apply(config)
+        return config
 
     def write(self, folder: Path) -> None:
         """Writes `config.json` into `folder`, the bundle, for its owner alone: the environment may
