@@ -80,7 +80,7 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
     ("keys", "said"),
     [
         ('limits = {disk = "1GiB"}', "app.a.limits.disk: not supported yet"),
-        ("scale = {buffer = 1}", "app.a.scale.buffer: buffers above 0 are not supported yet"),
+        ("scale = {buffer = -1}", "app.a.scale.buffer: input should be greater than or equal to 0"),
         ('device = {type = ["h100"]}', "app.a.device: choosing a device is not supported yet"),
         ('zzz = "1s"', "app.a.zzz: unknown key; allowed: command, device"),
         ("scale = {mx = 1}", "app.a.scale.mx: unknown key; nearest: max"),
@@ -91,6 +91,8 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
         ('scale = {idle = "5"}', "app.a.scale.idle: '5' is not a duration"),
         ('timeouts = {start = "0s"}', "app.a.timeouts.start: a duration must be above zero"),
         ("snapshot = 1", "app.a.snapshot: must be true, false or"),
+        ('secrets = ["a b"]', "app.a.secrets.0: 'a b' is not a name of a secret"),
+        ('secrets = ["T"]\nenv = {T = "1"}', "app.a: secrets: T is in env as well"),
         ("snapshot = {canary = {pth = 1}}", "app.a.snapshot.canary.path: this key is required"),
         (
             'snapshot = {before = [{pth = "/x"}]}',
@@ -157,10 +159,10 @@ def test_another_tree_of_the_same_source_is_another_definition() -> None:
 
 
 def test_all_faults_of_a_file_are_shown_at_once() -> None:
-    found = problems('x = 1\n[app.A]\nimage = "hots"\n[app.b]\nport = 0\nsecrets = []\n')
+    found = problems('x = 1\n[app.A]\nimage = "hots"\n[app.b]\nport = 0\nnetwork = 1\n')
     assert [problem.partition(":")[0] for problem in found] == [
         "x", "app.A", "app.A.image", "app.A.command",
-        "app.b.image", "app.b.command", "app.b.port", "app.b.secrets",
+        "app.b.image", "app.b.command", "app.b.port", "app.b.network",
     ]  # fmt: skip
 
 
@@ -246,6 +248,22 @@ def test_the_reach_of_a_snapshot_is_part_of_what_the_app_is() -> None:
     assert from_document(json.loads(json.dumps(to_document(wide)))) == wide
     older = {name: value for name, value in to_document(same).items() if name != "rules"}
     assert from_document(older) == same
+
+
+def test_secrets_are_named_and_kept_out_of_snapshots_by_default() -> None:
+    app, allowing, without = (
+        parse_apps(one(keys), "f")[0]
+        for keys in (
+            'secrets = ["TOKEN", "KEY", "TOKEN"]',
+            'secrets = ["TOKEN", "KEY"]\nsnapshot = {secrets = "allow"}',
+            "",
+        )
+    )
+    assert app.spec(()).secret_names == ("TOKEN", "KEY")
+    assert app.spec(()).secrets == ()
+    assert (app.rules.with_secrets, allowing.rules.with_secrets) == (False, True)
+    assert len({one.definition for one in (app, allowing, without)}) == 3
+    assert from_document(json.loads(json.dumps(to_document(app)))) == app
 
 
 def hooks(command: str, keys: str = "") -> SnapshotHooks:

@@ -164,7 +164,7 @@ def test_a_trace_brings_everything_a_start_touches_in_a_few_reads(
     machine = make_far_machine()
     far.counters(reset=True)
     mounted = machine.show(target)
-    while machine.mounts.progress(mounted).left:
+    while machine.mounts.progress(mounted).is_running:
         time.sleep(0.02)
     assert sum(far.counters()["requests"].values()) < 20
     far.kill()

@@ -24,6 +24,7 @@ from nagara.contract.replica import (
     StartOrder,
     StartReport,
 )
+from nagara.image.images import load_tree
 from nagara.image.index import build_index
 from nagara.image.index_reader import read_index
 from nagara.image.mounts import unmount_tree
@@ -157,6 +158,12 @@ class Yard:
         shelf = self.shelf()
         found = shelf.paths(shelf.read(root.name).image)
         return {place: shelf.local.path(name) for name, place in found.items()}
+
+    def places(self, root: Path) -> set[str]:
+        """All files of a snapshot, also those that are no objects."""
+        shelf = self.shelf()
+        tree = load_tree(shelf.store, shelf.read(root.name).image)
+        return {path.decode() for path, node in walk(tree) if not node.is_folder}
 
     def replace_file(self, root: Path, place: str, content: bytes) -> None:
         """Makes another content of one of its files what was "captured"."""

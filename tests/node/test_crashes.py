@@ -21,6 +21,8 @@ from nagara.contract.node import NodeError, NodeUnavailableError
 from nagara.contract.replica import CaptureOrder, Lease, StartOrder
 from nagara.node.remote_node import RemoteNode
 from nagara.sandbox.fault_points import POINTS, VARIABLE
+from nagara.store.collecting import collect_local
+from nagara.store.local import ObjectFolder
 
 from .conftest import processes_naming
 
@@ -113,6 +115,15 @@ class House:
         assert await self.yard.tell(self.bystander, "answer = kept") == "in memory"
         left = [thing for thing in self.leftovers() if self.bystander not in thing]
         assert left == []
+        assert self.unneeded_objects() == 0
+
+    def unneeded_objects(self):
+        """How many objects of the store no snapshot needs."""
+        folder = ObjectFolder(self.yard.state / "store")
+        try:
+            return collect_local(folder.tenant("default"), 0.0, is_dry=True).removed
+        finally:
+            folder.close()
 
     def leftovers(self):
         layers = str(self.yard.state.resolve() / "node/layers")

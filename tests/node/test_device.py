@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from nagara.contract.replica import SnapshotHooks, StartKind
-from nagara.image.index_reader import read_index
-from nagara.image.tree import walk
 from nagara.snapshot.device.orders import DeviceLimits, DeviceOrders
 from nagara.snapshot.device.replica import NOTE, pid_inside
 from nagara.snapshot.device.simulated import Fault, SimulatedDevice
@@ -72,12 +70,9 @@ def with_device(yard):
     return put
 
 
-def places_of(yard):
-    """What the app's snapshot consists of."""
+def has_note(yard):
     (root,) = yard.roots("obedient")
-    shelf = yard.shelf()
-    tree = read_index(shelf.store.read(shelf.read(root.name).image.index))
-    return {path.decode() for path, _ in walk(tree)}
+    return f"memory/{NOTE}" in yard.places(root)
 
 
 async def test_device_memory_goes_out_and_comes_back_with_the_replica(yard, with_device):
@@ -85,7 +80,7 @@ async def test_device_memory_goes_out_and_comes_back_with_the_replica(yard, with
     report = await yard.capture()
     assert report.reason is None
     assert device.free_bytes() == {"sim-0": 40 * GB}
-    assert f"memory/{NOTE}" in places_of(yard)
+    assert has_note(yard)
     started = await yard.start()
     assert started.kind is StartKind.RESTORED
     assert device.state(device.seen[-1]) is DeviceState.RUNNING
@@ -99,7 +94,7 @@ async def test_a_replica_without_device_memory_asks_no_driver(yard, with_device)
     device = with_device(AroundContainers())
     device.look = lambda _pid: None
     assert (await yard.capture()).reason is None
-    assert f"memory/{NOTE}" not in places_of(yard)
+    assert not has_note(yard)
     device.facts = device.free_bytes = device.state = None
     assert (await yard.start()).kind is StartKind.RESTORED
 

@@ -113,7 +113,7 @@ def check(catalog, snapshot):
     """As before a restore: what is checked is held."""
     local = catalog.shelf(snapshot.tenant).local
     local.folder.ledger.pin(Pin("test", snapshot.tenant, str(snapshot.image.list)))
-    catalog.check(snapshot, may_be_elsewhere=False)
+    catalog.check(snapshot)
 
 
 def test_what_is_published_is_found_with_the_same_record(catalog):

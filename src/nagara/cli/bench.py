@@ -8,12 +8,20 @@ import click
 from nagara.cli.lazy_group import Entry, LazyGroup
 
 BENCHMARKS: dict[str, Entry] = {
+    "autoscale": Entry(
+        "nagara.cli.bench_autoscale:autoscale",
+        "Scaling replayed over a trace of requests, beside other ways to scale (simulated).",
+    ),
     "planner": Entry(
         "nagara.cli.bench_planner:planner", "Plans over large catalogues, and claims of slots."
     ),
     "coldstart": Entry(
         "nagara.cli.bench_coldstart:coldstart",
         "From a request to the first token, started plainly and restored.",
+    ),
+    "clones": Entry(
+        "nagara.cli.bench_clones:clones",
+        "Many replicas put back from one snapshot at once, against one.",
     ),
     "rounds": Entry(
         "nagara.cli.bench_rounds:rounds",

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from nagara.base.errors import NagaraError
+from nagara.cli.json_lines import JsonLines
 from nagara.cli.lazy_group import Entry, LazyGroup
 from nagara.cli.settings import Settings, read_settings, unwritable
 
@@ -28,9 +29,11 @@ COMMANDS: dict[str, Entry] = {
     "logs": Entry("nagara.cli.logs:logs", "Print what an app's replicas wrote."),
     "trace": Entry("nagara.cli.trace:trace", "Show where the time of a start went."),
     "delete": Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
+    "usage": Entry("nagara.cli.usage:usage", "Show what reserved slots were used for."),
     "snapshot": Entry(
         "nagara.cli.snapshot:snapshot", "Show saved replicas, and why an app has none."
     ),
+    "secret": Entry("nagara.cli.secret:secret", "Set, list and remove the values of secrets."),
     "image": Entry("nagara.cli.image:image", "Import, mount and compare images."),
     "store": Entry("nagara.cli.store:store", "Look after objects and the tiers behind them."),
     "cache": Entry("nagara.cli.cache:cache", "Serve objects to the other machines of a zone."),
@@ -70,7 +73,7 @@ class _Root(LazyGroup):
         ctx.exit(fault.exit_code)
 
 
-def _log_to_stderr(*, verbose: bool) -> None:
+def _log_to_stderr(*, verbose: bool, as_json: bool) -> None:
     """nagara's own messages from INFO, others' from WARNING; `--verbose` lowers both a step."""
     logging.basicConfig(
         stream=sys.stderr,
@@ -78,6 +81,13 @@ def _log_to_stderr(*, verbose: bool) -> None:
         level=logging.INFO if verbose else logging.WARNING,
     )
     logging.getLogger("nagara").setLevel(logging.DEBUG if verbose else logging.INFO)
+    # One line for each request: for programs that read them, or when asked for.
+    logging.getLogger("nagara.access").setLevel(
+        logging.INFO if as_json or verbose else logging.WARNING
+    )
+    if as_json:
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
 
 
 @click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
@@ -88,11 +98,19 @@ def _log_to_stderr(*, verbose: bool) -> None:
     help="Folder for models, tools, snapshots and the database  [default: /var/lib/nagara for "
     "root, else ~/.local/state/nagara; env: NAGARA_STATE]",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    envvar="NAGARA_LOG_FORMAT",
+    help="How messages are written to standard error.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Say more on standard error.")
 @click.pass_context
-def main(ctx: click.Context, state: Path | None, verbose: bool) -> None:
+def main(ctx: click.Context, state: Path | None, log_format: str, verbose: bool) -> None:
     """Run AI inference servers that fold away when idle and come back in about a second."""
-    _log_to_stderr(verbose=verbose)
+    _log_to_stderr(verbose=verbose, as_json=log_format == "json")
     ctx.obj = read_settings(state, verbose=verbose)
 
 

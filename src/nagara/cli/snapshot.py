@@ -16,6 +16,7 @@ from nagara.base.errors import UsageError
 from nagara.base.units import format_bytes
 from nagara.cli.opened_store import opened_catalog
 from nagara.cli.settings import Settings
+from nagara.cli.snapshot_moving import COMMANDS, json_option
 from nagara.control.client import connect
 from nagara.control.errors import ControlError
 from nagara.snapshot import hooks as hook_module
@@ -26,11 +27,15 @@ _STATES = {"unknown": "not yet", "wanted": "waiting", "running": "being made"}
 
 @click.group()
 def snapshot() -> None:
-    """Show saved replicas, and why an app has none."""
+    """Show, verify, move and remove saved replicas."""
+
+
+for _command in COMMANDS:
+    snapshot.add_command(_command)
 
 
 @snapshot.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@json_option
 @click.pass_obj
 def ls(settings: Settings, as_json: bool) -> None:
     """List the snapshots of this machine and the apps that have none."""
@@ -59,6 +64,7 @@ def ls(settings: Settings, as_json: bool) -> None:
 
 @snapshot.command()
 @click.argument("name", metavar="APP|SNAPSHOT")
+@click.option("--json", is_flag=True, expose_value=False, help="It is JSON in any case.")
 @click.pass_obj
 def show(settings: Settings, name: str) -> None:
     """Print everything known of an app's snapshots, or of one, as JSON."""

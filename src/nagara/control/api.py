@@ -18,6 +18,7 @@ from nagara.contract.node import Node, NodeUnavailableError, ReplicaGoneError
 from nagara.control.app_images import with_images
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import Auth, bearer
+from nagara.control.figures_api import Figures, FiguresApi
 from nagara.control.fleet import Fleet
 from nagara.control.pool_api import PoolApi
 from nagara.control.refusal import Refusal, bad_request, not_found, unauthorised
@@ -39,7 +40,13 @@ class Api:
     """The routes below `/api/`."""
 
     def __init__(
-        self, fleet: Fleet, node: Node, state: State, auth: Auth, pool: PoolService
+        self,
+        fleet: Fleet,
+        node: Node,
+        state: State,
+        auth: Auth,
+        pool: PoolService,
+        figures: Figures,
     ) -> None:
         self._fleet = fleet
         self._node = node
@@ -59,6 +66,7 @@ class Api:
             ("POST", re.compile(r"/api/keys"), self._add_key),
             ("DELETE", re.compile(r"/api/keys/(?P<id>[0-9a-f]+)"), self._delete_key),
             *PoolApi(pool).routes,
+            *FiguresApi(figures).routes,
         )
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -30,6 +30,7 @@ class Scale:
     max: int = 4
     concurrency: int = 8
     idle_s: float | None = None
+    buffer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class App:
     device: str = "any"
     devices: tuple[str, ...] = ()  # of the machine, by their CDI names
     env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()  # by name
     limits: Limits = field(default_factory=Limits)
     scale: Scale = Scale()
     timeouts: Timeouts = Timeouts()
@@ -87,6 +89,7 @@ class App:
             "canary": [self.canary.path, self.canary.body, self.canary.is_openai],
             "hooks": asdict(self.hooks),
             "rules": asdict(self.rules),
+            "secrets": self.secrets,
         }
 
     def spec(self, mounts: tuple[ModelMount, ...]) -> ReplicaSpec:
@@ -109,6 +112,7 @@ class App:
             hooks=self.hooks,
             rules=self.rules,
             image_index=self.image_index,
+            secret_names=self.secrets,
         )
 
     @property

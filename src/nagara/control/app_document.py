@@ -13,7 +13,10 @@ def to_document(app: App) -> dict[str, Any]:
 
 
 def from_document(document: dict[str, Any]) -> App:
-    """The `App` that `to_document` was given, also after a journey through JSON."""
+    """The `App` that `to_document` was given, also after a journey through JSON.
+
+    What an older document does not have yet is as by default.
+    """
     values = dict(document)
     return App(
         **{
@@ -22,10 +25,11 @@ def from_document(document: dict[str, Any]) -> App:
             "command": tuple(values["command"]),
             "devices": tuple(values.get("devices", ())),  # () of an app deployed earlier
             "env": tuple((name, value) for name, value in values["env"]),
+            "secrets": tuple(values.get("secrets", ())),
             "canary": Canary(**values["canary"]),
             "limits": Limits(**values["limits"]),
             "hooks": _hooks(values["hooks"]),
-            "rules": SnapshotRules(**values.get("rules", {})),  # not in older documents
+            "rules": SnapshotRules(**values.get("rules", {})),
             "scale": Scale(**values["scale"]),
             "timeouts": Timeouts(**values["timeouts"]),
         }

@@ -26,6 +26,7 @@ from nagara.base.errors import UsageError
 from nagara.base.units import parse_duration_s, parse_size_bytes
 from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks, SnapshotRules
 from nagara.control.app import App, Scale, Timeouts
+from nagara.control.app_secrets import SECRET_NAME
 from nagara.control.errors import AppFileError
 from nagara.control.openai_server import default_canary, is_openai_path, recognise, with_logprobs
 from nagara.control.presets import PRESETS, preset_of, with_weights
@@ -40,9 +41,8 @@ _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
 
 # Keys of the design that this version refuses instead of passing over, by the table they stand in.
 LATER: dict[str, frozenset[str]] = {
-    "app.*": frozenset({"secrets", "network", "schedule", "priority", "regions"}),
+    "app.*": frozenset({"network", "schedule", "priority", "regions"}),
     "limits": frozenset({"disk"}),
-    "snapshot": frozenset({"secrets"}),
 }
 
 
@@ -112,9 +112,9 @@ def _path(value: str) -> str:
     return value
 
 
-def _buffer(value: int) -> int:
-    if value > 0:
-        raise _problem("buffers above 0 are not supported yet")
+def _secret(value: str) -> str:
+    if not SECRET_NAME.fullmatch(value):
+        raise _problem(f"{value!r} is not a name of a secret, as of a variable: HF_TOKEN")
     return value
 
 
@@ -138,7 +138,7 @@ class _Table(BaseModel):
 class _ScaleTable(_Table):
     min: int = Field(default=0, ge=0, le=1000)
     max: int = Field(default=4, ge=1, le=1000)
-    buffer: Annotated[int, Field(ge=0), AfterValidator(_buffer)] = 0
+    buffer: int = Field(default=0, ge=0, le=1000)
     concurrency: int = Field(default=8, ge=1, le=10000)
     idle: DurationOrAuto = None
 
@@ -190,6 +190,7 @@ class _SnapshotTable(_Table):
     ] = "auto"
     weights: Literal["auto", "streamed", "carried"] = "auto"
     reach: Literal["same", "wide"] = "same"
+    secrets: Literal["none", "allow"] = "none"
     before: list[_StepTable] = []
     after: list[_StepTable] = []
     communicators: Literal["none", "rebuilt"] = "none"
@@ -211,7 +212,7 @@ class _SnapshotTable(_Table):
         )
 
     def rules(self) -> SnapshotRules:
-        return SnapshotRules(is_wide=self.reach == "wide")
+        return SnapshotRules(is_wide=self.reach == "wide", with_secrets=self.secrets == "allow")
 
 
 class _LimitsTable(_Table):
@@ -237,6 +238,7 @@ class _AppTable(_Table):
     scale: _ScaleTable = _ScaleTable()
     snapshot: bool | _SnapshotTable = True
     env: dict[str, str] = {}
+    secrets: list[Annotated[str, AfterValidator(_secret)]] = []
     limits: _LimitsTable = _LimitsTable()
     timeouts: _TimeoutsTable = _TimeoutsTable()
 
@@ -259,6 +261,8 @@ class _AppTable(_Table):
                 raise _problem(f"env: {name!r} is not a name of an environment variable")
             if "\0" in value:
                 raise _problem(f"env: the value of {name} contains a zero byte")
+        if both := sorted(self.env.keys() & set(self.secrets)):
+            raise _problem(f"secrets: {both[0]} is in env as well")
         return self
 
 
@@ -366,6 +370,7 @@ def _unknown_key(table: str, key: str) -> str:
 def _to_app(name: str, table: _AppTable) -> App:
     server = recognise(table.command)
     canary = default_canary(server, table.ready)
+    scale = table.scale
     kept = table.snapshot if isinstance(table.snapshot, _SnapshotTable) else _SnapshotTable()
     if (chosen := kept.canary) is not None:
         asked = with_logprobs(server, chosen.path, chosen.body)
@@ -382,8 +387,9 @@ def _to_app(name: str, table: _AppTable) -> App:
         device=table.device,
         devices=tuple(table.devices),
         env=tuple(sorted(table.env.items())),
+        secrets=tuple(dict.fromkeys(table.secrets)),
         limits=Limits(cpu=table.limits.cpu, memory_bytes=table.limits.memory),
-        scale=Scale(table.scale.min, table.scale.max, table.scale.concurrency, table.scale.idle),
+        scale=Scale(scale.min, scale.max, scale.concurrency, scale.idle, scale.buffer),
         timeouts=Timeouts(table.timeouts.start, table.timeouts.request, table.timeouts.queue),
         snapshot=table.snapshot is not False,
         hooks=kept.hooks(preset_of(table.command, table.env)),

@@ -90,6 +90,10 @@ class ControlClient:
         key: str = self._call("POST", f"/api/keys?{urlencode({'name': name})}")["key"]
         return key
 
+    def usage(self) -> dict[str, Any]:
+        """What reserved slots were used for."""
+        return self._call("GET", "/api/usage")
+
     def pool(self) -> dict[str, Any]:
         """The pool: its machines, its figures."""
         return self._call("GET", "/api/pool")

@@ -24,11 +24,13 @@ from nagara.contract.node import Node
 from nagara.contract.replica import ModelMount
 from nagara.control.api import Api
 from nagara.control.app_images import with_images
+from nagara.control.app_secrets import AppSecrets
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import KEY_FILE, Auth
 from nagara.control.client import CONTROL_FILE
 from nagara.control.database import Database
 from nagara.control.errors import ControlError
+from nagara.control.figures_api import Figures
 from nagara.control.fleet import Fleet
 from nagara.control.gateway import Gateway
 from nagara.control.lending import Lending
@@ -39,6 +41,7 @@ from nagara.control.refusal import Refusal
 from nagara.control.scaling import Scaling
 from nagara.control.state import State
 from nagara.control.tasks import Tasks
+from nagara.control.telemetry import Telemetry
 from nagara.pool.bootclock import BootClock
 from nagara.pool.service import PoolService
 from nagara.pool.setup import PoolSetup
@@ -79,6 +82,7 @@ class Control:
         models: finds a model of the machine by name; must be quick; raises `NagaraError`.
         auth: "keys", or "off" to let anybody who reaches the address call the apps.
         drain_s: how long running requests may go on when it stops.
+        otlp: address of an OpenTelemetry collector that traces are sent to.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Control:
         auth: str = "keys",
         clock: Clock | None = None,
         drain_s: float = DRAIN_S,
+        otlp: str | None = None,
     ) -> None:
         if auth not in ("keys", "off"):
             raise UsageError(f"auth must be 'keys' or 'off', not {auth!r}")
@@ -108,6 +113,7 @@ class Control:
         self._models = models
         self._is_open = auth == "off"
         self._drain_s = drain_s
+        self._telemetry = Telemetry(self._clock, otlp)
         self._stopping = asyncio.Event()
         self._keep = False
 
@@ -140,8 +146,12 @@ class Control:
                 async with asyncio.TaskGroup() as group:
                     tasks = Tasks(group)
                     pool = await self._pool(database)
-                    node = Machines(self._node, pool, self._nodes)
-                    fleet = Fleet(node, Lending(pool), state, self._models, self._clock, tasks)
+                    values = AppSecrets(self._state_dir).values
+                    node = Machines(self._node, pool, self._nodes, values)
+                    fleet = Fleet(
+                        *(node, Lending(pool), state, self._models, self._clock, tasks),
+                        self._telemetry,
+                    )
                     pool.on_lost, pool.on_room = fleet.lost, fleet.hand_on
                     await fleet.begin()
                     named = [(app, fleet.mounts(app)) for app in apps]
@@ -181,10 +191,14 @@ class Control:
         loops = [
             group.create_task(watch.listen(), name="listen to the node"),
             group.create_task(watch.compare_for_ever(), name="compare with the node"),
-            group.create_task(Scaling(fleet, self._clock).run(), name="scaling"),
+            group.create_task(
+                Scaling(fleet, self._clock, self._telemetry.metrics.decision_s).run(),
+                name="scaling",
+            ),
         ]
-        gateway = Gateway(fleet.services, auth, fleet.broken, self._clock)
-        runner = _server(gateway, Api(fleet, node, state, auth, pool))
+        tracing = group.create_task(self._telemetry.tracer.run(), name="traces")
+        gateway = Gateway(fleet.services, auth, fleet.broken, self._clock, self._telemetry)
+        runner = _server(gateway, Api(fleet, node, state, auth, pool, self._figures(fleet, pool)))
         await runner.setup()
         try:
             url = await self._listen(runner)
@@ -195,10 +209,15 @@ class Control:
             ready(Ready(url, key))
             await self._stopping.wait()
         finally:
+            gateway.is_ready = False
             await self._end(fleet, runner, loops)
             pooling.cancel()
-            await asyncio.wait([pooling])
+            tracing.cancel()
+            await asyncio.wait([pooling, tracing])
             await pool.close()
+
+    def _figures(self, fleet: Fleet, pool: PoolService) -> Figures:
+        return Figures(self._telemetry, fleet.services, pool)
 
     async def _listen(self, runner: web.ServerRunner) -> str:
         site = web.TCPSite(runner, self._host, self._port)

@@ -33,6 +33,8 @@ from nagara.control.routing import (
     check_path,
     target_of_path,
 )
+from nagara.control.telemetry import Telemetry
+from nagara.control.tracing import Span
 from nagara.control.upstream import DialError
 from nagara.control.websocket import relay_websocket
 
@@ -40,8 +42,10 @@ MAX_ROUTED_BODY_BYTES = 64 * 2**20
 _HELD_BODY_BYTES = 128 * 1024  # what a held request's unread body may occupy in buffers
 _PIECE_BYTES = 256 * 1024
 _TRIES = 3
+_CLIENT_WENT = 499  # in figures and traces only
 
 _log = logging.getLogger(__name__)
+_access = logging.getLogger("nagara.access")
 
 
 class Service(Protocol):
@@ -64,6 +68,9 @@ class _Call:
     arrived_s: float
     body: bytes | None = None  # read and perhaps rewritten; None streams the client's
     is_key_ours: bool = True
+    replica: str = ""  # the one that was asked last
+    queue_s: float = 0.0
+    span: Span | None = None
 
 
 class Gateway:
@@ -81,7 +88,10 @@ class Gateway:
         auth: Auth,
         broken: Callable[[str, str, str], None],
         clock: Clock,
+        telemetry: Telemetry,
     ) -> None:
+        self._telemetry = telemetry
+        self.is_ready = True  # told at /readyz; False while control stops
         self._services = services
         self._auth = auth
         self._broken = broken
@@ -97,12 +107,30 @@ class Gateway:
         arrived_s = self._clock.monotonic_s()
         try:
             call = await self._route(request, arrived_s)
-            if isinstance(call, web.Response):
-                return call
-            return await self._serve(call)
         except Refusal as refusal:
-            waited_ms = 1000 * (self._clock.monotonic_s() - arrived_s)
-            return refusal.response({hop.QUEUE: f"{waited_ms:.1f}", hop.COLD_START: "0"})
+            return self._refused(refusal, arrived_s)
+        if isinstance(call, web.Response):
+            return call
+        path = request.raw_path.partition("?")[0]
+        given = request.headers.get("traceparent")
+        call.span = self._telemetry.request_begins(request.method, path, given)
+        status = _CLIENT_WENT
+        try:
+            try:
+                response = await self._serve(call)
+            except Refusal as refusal:
+                response = self._refused(refusal, arrived_s)
+            status = response.status
+            return response
+        finally:
+            total_s = self._clock.monotonic_s() - arrived_s
+            self._telemetry.request_ends(call.span, call.target.app, status, total_s, call.replica)
+            if _access.isEnabledFor(logging.INFO):
+                _write_access(call, path, status, total_s)
+
+    def _refused(self, refusal: Refusal, arrived_s: float) -> web.Response:
+        waited_ms = 1000 * (self._clock.monotonic_s() - arrived_s)
+        return refusal.response({hop.QUEUE: f"{waited_ms:.1f}", hop.COLD_START: "0"})
 
     # -- which app -------------------------------------------------------------------------
 
@@ -110,6 +138,10 @@ class Gateway:
         raw_path = request.raw_path
         if raw_path == "/healthz":
             return web.Response(text="ok\n")
+        if raw_path == "/readyz":
+            if self.is_ready:
+                return web.Response(text="ready\n")
+            return web.Response(status=503, text="not ready\n")
         key = bearer(request.headers.get("Authorization"))
         is_key_ours = self._auth.knows(key)
         if not (is_key_ours or self._auth.is_open):
@@ -175,20 +207,26 @@ class Gateway:
                 grant = await dispatcher.acquire(
                     _held_bytes(call), arrived_s=call.arrived_s, is_retry=attempt > 0
                 )
+                call.replica, call.queue_s = grant.endpoint.replica, grant.queue_s
+                started = grant.endpoint.started if grant.cold_start_s else None
+                span = self._telemetry.request_is_sent(
+                    call.span, call.target.app, grant.queue_s, started
+                )
                 try:
-                    response = await self._send(call, grant)
+                    response = await self._send(call, grant, span)
                     grant.endpoint.has_answered |= response.status < 500
                     return response
                 except DialError as error:
                     _log.warning("%s: %s", grant.endpoint.replica, error)
                     self._broken(call.target.app, grant.endpoint.replica, error.what)
                 finally:
+                    self._telemetry.tracer.end(span)
                     dispatcher.release(grant.endpoint)
             raise Refusal(503, "no replica could be reached", code="unreachable", retry_after_s=1.0)
         finally:
             dispatcher.demand.leave(self._clock.monotonic_s())
 
-    async def _send(self, call: _Call, grant: Grant) -> web.StreamResponse:
+    async def _send(self, call: _Call, grant: Grant, span: Span | None) -> web.StreamResponse:
         request = call.request
         if call.body is None and request.body_exists and request.content.is_eof():
             # Small bodies are here already: they go out in one piece with their headers.
@@ -207,6 +245,8 @@ class Gateway:
             has_new_body=call.body is not None,
             is_websocket=is_websocket,
         )
+        if span is not None:
+            headers["traceparent"] = span.traceparent
         url = URL(f"http://{grant.endpoint.replica}{call.target.path}", encoded=True)
         session = grant.endpoint.upstream.session
         if is_websocket:
@@ -258,6 +298,16 @@ class Gateway:
             what = f"the replica broke off: {error or type(error).__name__}"
             failure = Refusal(502, what, code="replica_failed")
             return _fail(request, response, failure, own, error)
+
+
+def _write_access(call: _Call, path: str, status: int, total_s: float) -> None:
+    method, app = call.request.method, call.target.app
+    fields = {
+        "app": app, "status": status, "replica": call.replica, "method": method, "path": path,
+        "duration_ms": round(1000 * total_s, 1), "queue_ms": round(1000 * call.queue_s, 1),
+        **({} if call.span is None else {"trace_id": call.span.trace_id}),
+    }  # fmt: skip
+    _access.info("%s %s %d", method, path, status, extra={"fields": fields})
 
 
 def _fail(

@@ -16,6 +16,7 @@ import logging
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from nagara.image.images import Image, image_from
 from nagara.image.index import build_index
 from nagara.image.index_reader import read_index
 from nagara.image.prefetch import boot_id, check_complete
+from nagara.image.recorder import Touch
+from nagara.image.tracing import with_recording
 from nagara.image.tree import INLINE_LIMIT_BYTES, Node, new_folder, walk
 from nagara.store.errors import AbsentError, CorruptError, StoreError
 from nagara.store.hashing import Hashed
@@ -47,6 +50,7 @@ from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
 _HASH_THREADS = 2
+_ASK_S = 5.0  # a start waits for the answer
 _FILE_MODE, _FOLDER_MODE = 0o600, 0o700
 _putting = threading.Lock()
 
@@ -96,6 +100,7 @@ class Fault:
     """A file of an image that is not what it should be here."""
 
     path: str
+    object: ObjectName
     is_wrong: bool  # was here with other bytes, and was removed; else it is not here
 
 
@@ -104,7 +109,7 @@ class Shelf:
 
     def __init__(self, store: Store, kind: str) -> None:
         self.store = store
-        self._kind = kind
+        self.kind = kind
 
     @property
     def local(self) -> LocalTier:
@@ -161,7 +166,7 @@ class Shelf:
             if not check_complete(self.store, listing, wanted):
                 raise CorruptError("what was there before is not right", where=name)
             stored()
-            image = Image(name, index, listing, self._kind, plan.count, plan.size_bytes, config={})
+            image = Image(name, index, listing, self.kind, plan.count, plan.size_bytes, config={})
             shelved = Shelved(image, about)
             self.write(shelved)
         here = set(new)
@@ -173,7 +178,15 @@ class Shelf:
 
     def write(self, shelved: Shelved) -> None:
         """Puts the root in place, at once."""
-        write_root(self.local, shelved.to_root(self._kind))
+        write_root(self.local, shelved.to_root(self.kind))
+
+    def record(self, name: str, touches: Iterable[Touch]) -> Shelved:
+        """Makes what a reader touched, in its order, part of the image's trace."""
+        with self._alone():
+            shelved = self.read(name)
+            shelved = replace(shelved, image=with_recording(self.store, shelved.image, touches))
+            self.write(shelved)
+        return shelved
 
     def undo(self, noted: Iterable[str]) -> None:
         """Removes what an interrupted `put` has brought and nothing else needs."""
@@ -213,21 +226,21 @@ class Shelf:
 
     def read(self, name: str) -> Shelved:
         """Raises `AbsentError`, `CorruptError`."""
-        return shelved_from(read_root(self.local, self._kind, name))
+        return shelved_from(read_root(self.local, self.kind, name))
 
     def has(self, name: str) -> bool:
         """Whether there is one of that name, damaged or not."""
-        return (self.local.root / root_key(self._kind, name)).exists()
+        return (self.local.root / root_key(self.kind, name)).exists()
 
     def remove(self, name: str) -> None:
         """Takes an image away, and at once what only it needed; pinned objects stay."""
         with self._alone():
             try:
-                lists = read_root(self.local, self._kind, name).lists
+                lists = read_root(self.local, self.kind, name).lists
             except StoreError:
                 lists = ()
             try:
-                remove_root(self.local, self._kind, name)
+                remove_root(self.local, self.kind, name)
             except AbsentError:
                 return
             for listing in lists:
@@ -256,14 +269,14 @@ class Shelf:
         for name in (image.list, image.index):
             was_here = self.local.has(name)
             if not was_here or not is_right(name):
-                yield Fault("its list" if name == image.list else "its index", was_here)
+                yield Fault("its list" if name == image.list else "its index", name, was_here)
                 return
         for name in read_list(self.store, image.list):
             was_here = self.local.path(name).exists()
             if was_here and is_right(name):
                 continue
             paths = paths if paths is not None else self.paths(image)
-            yield Fault(paths.get(name, str(name)), was_here)
+            yield Fault(paths.get(name, str(name)), name, was_here)
 
     def paths(self, image: Image) -> dict[ObjectName, str]:
         """Where each object lies in the image; the first place of several."""
@@ -273,6 +286,11 @@ class Shelf:
             if node.content is not None:
                 found.setdefault(node.content, path.decode())
         return found
+
+    def is_elsewhere(self, name: ObjectName) -> bool:
+        """A tier has the object. Raises `UnavailableError` when that cannot be found out."""
+        deadline_s = time.monotonic() + _ASK_S
+        return any(tier.has(name.key, deadline_s) for tier in self.store.transfer.tiers)
 
     def object_at(self, image: Image, path: str) -> ObjectName:
         """The object of one file. Raises `ImageError` when there is none."""
@@ -289,11 +307,12 @@ class Shelf:
         return True
 
     def _names(self, prefix: str) -> list[str]:
-        folder = self.local.root / "roots" / self._kind
+        folder = self.local.root / "roots" / self.kind
         if not folder.is_dir():
             return []
-        names = (path.name for path in folder.iterdir())
-        return sorted(name for name in names if name.startswith(prefix) and name[0] != ".")
+        names = (path.name for path in folder.iterdir() if path.name[0] != ".")
+        # Of those with a `~` see `shelf_tiers`.
+        return sorted(n for n in names if n.startswith(prefix) and not n.endswith("~"))
 
     def _discard(self, names: Iterable[str]) -> None:
         """Removes objects that nothing needs; none where that cannot be known."""

@@ -28,7 +28,10 @@ def check_order(order: StartOrder | CaptureOrder) -> None:
         raise NodeError(f"{spec.port} is not a port", where=spec.app)
     if not spec.ready_path.startswith("/") or not spec.canary.path.startswith("/"):
         raise NodeError("paths begin with a slash", where=spec.app)
-    texts = (*spec.command, *(part for pair in spec.env for part in pair))
+    for name, _ in spec.secrets:
+        check_name("secret", name)
+    pairs = (*spec.env, *spec.secrets)
+    texts = (*spec.command, *(part for pair in pairs for part in pair))
     if any("\0" in text for text in texts):
         raise NodeError("the command or environment contains a zero byte", where=spec.app)
 

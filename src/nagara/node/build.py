@@ -85,9 +85,9 @@ def _container_node(
         runc=Runc(tools.runc, tools.criu, folder / "runc"),
         keeper=keeper,
         layers=layers,
+        snapshots=kept,
         can_level=can_level(facts),
         devices=DeviceOrders(find_device()),
-        snapshots=kept,
     )
     missing = list(tools.missing)
     if shutil.which("mkfs.erofs") is None:

@@ -98,8 +98,8 @@ class ContainerRuntime:
         self.runc = runc
         self._keeper = keeper
         self._layers = layers
-        self._can_level = can_level
         self._snapshots = snapshots
+        self._can_level = can_level
         self._criu_config = state / "criu.conf"
         self._opened: dict[str, OpenedFiles] = {}  # of replicas that are to be saved
 
@@ -177,7 +177,8 @@ class ContainerRuntime:
                 try:
                     pid = await self._launch(folder, command, log, _RESTORE_S)
                 except LaunchError as error:
-                    raise _restore_failure(folder, snapshot, error) from error
+                    lack = await in_thread(self._snapshots.not_fetched, folder.name)
+                    raise _restore_failure(folder, snapshot, error, lack) from error
                 reach("restore.running")
             telling = asyncio.create_task(in_thread(tool_times, folder.criu / "restore.log"))
             undo.callback(telling.cancel)
@@ -220,6 +221,7 @@ class ContainerRuntime:
                 await in_thread(self.runc.delete, folder.name)
         reach("clear.deleted")
         unmount_tree(folder.path)
+        self._snapshots.forget(folder.name)
         reach("clear.rootless")
         await self.trees.release(folder)
         reach("clear.released")
@@ -334,14 +336,18 @@ def _values(spec: ReplicaSpec) -> dict[str, str]:
 
 
 def _app_environment(spec: ReplicaSpec) -> dict[str, str]:
-    return {name: substituted(value, _values(spec)) for name, value in spec.env}
+    env = {name: substituted(value, _values(spec)) for name, value in spec.env}
+    return {**env, **dict(spec.secrets)}
 
 
 def _restore_failure(
-    folder: ReplicaFolder, snapshot: Snapshot, error: LaunchError
+    folder: ReplicaFolder, snapshot: Snapshot, error: LaunchError, lack: str | None
 ) -> SnapshotError:
     """Whose fault a failed restore is. The checkpoint tool's own complaint counts against the
-    snapshot, unless the tool was killed or complains of what the machine lacks at the moment."""
+    snapshot, unless the tool was killed or complains of what the machine lacks at the moment, or
+    `lack`: a part of the snapshot did not come from where it was to be fetched."""
+    if lack is not None:
+        return RestoreError(f"could not be fetched: {lack}", where=snapshot.name)
     log = folder.criu / "restore.log"
     complaint = criu_complaint(log)
     was_killed = (error.exit_code_of_launcher or 0) < 0 or not criu_gave_up(log)

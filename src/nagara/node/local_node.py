@@ -365,8 +365,9 @@ class LocalNode:
             )
             with waterfall.stage("canary"):
                 await self._snapshots.check_answer(replica.running, spec, snapshot)
-                await self._snapshots.count_success(snapshot)
+                rest = await self._snapshots.count_success(snapshot, replica.name)
                 reach("restore.answered")
+            self._leisure.begin(rest)
         except (NagaraError, OSError) as error:
             failure = error if isinstance(error, SnapshotError) else RestoreError(str(error))
             _log.warning("%s: not restored, starting plainly: %s", replica.record.app, failure)

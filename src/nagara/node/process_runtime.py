@@ -156,6 +156,7 @@ class ProcessRuntime:
             "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}",
             "NAGARA_REPLICA": folder.name,
             **{name: self._in_place(value, spec, port) for name, value in spec.env},
+            **dict(spec.secrets),
         }
 
     def _command_in(
@@ -165,6 +166,7 @@ class ProcessRuntime:
         values = {"PORT": str(port)}
         env, inside = run_settings(images.image)
         env |= {name: substituted(value, values) for name, value in spec.env}
+        env |= dict(spec.secrets)
         order = {
             "tree": str(images.layers[0]),
             "upper": str(folder.upper),

@@ -27,6 +27,7 @@ from nagara.snapshot.renewal import HOOK_SOCKET, call_hook
 TOKEN_FILE_VARIABLE = "NAGARA_REPLICA_TOKEN_FILE"  # noqa: S105 - the name of a variable
 TOKEN_FILE = HOOK_SOCKET.with_name("token")  # inside
 PYTHON_FOLDER = HOOK_SOCKET.with_name("python")  # inside
+SECRETS_FOLDER = HOOK_SOCKET.with_name("secrets")  # inside: a file for each
 _STEP_S = 120.0
 _BEFORE_S, _AFTER_S = 120.0, 30.0
 
@@ -48,12 +49,17 @@ if _spec is not None:
 
 
 def write_hook_files(upper: Path, spec: ReplicaSpec, *, is_new: bool) -> None:
-    """Puts a fresh token into a replica's layer and, into that of a plainly started one, what
-    its Python processes need to listen."""
+    """Puts a fresh token and the secrets into a replica's layer and, into that of a plainly
+    started one, what its Python processes need to listen."""
     token = upper / TOKEN_FILE.relative_to("/")
     token.parent.mkdir(parents=True, exist_ok=True)
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(16))
+    for name, value in spec.secrets:
+        file = upper / SECRETS_FOLDER.relative_to("/") / name
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        file.touch(mode=0o600)
+        file.write_text(value)
     if is_new and spec.hooks.in_python:
         folder = upper / PYTHON_FOLDER.relative_to("/")
         folder.mkdir()

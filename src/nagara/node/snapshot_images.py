@@ -4,18 +4,26 @@ A restore reads the memory through one read-only overlay: the image's index over
 own objects when all are here, else over the daemon that fetches them. Blocking: worker threads.
 """
 
-from collections.abc import Sequence
+import functools
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nagara.base.errors import NagaraError
 from nagara.image.images import Image
+from nagara.image.lazy_layer import DaemonError
 from nagara.image.mounting import MountedImage
 from nagara.image.mounts import unmount_if_mounted
-from nagara.image.shelf import Shelf
+from nagara.image.shelf import Fault, Shelf
+from nagara.image.tracing import wants_recording
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_images import NodeImages
 from nagara.snapshot.catalog import KIND, LAYER, MEMORY, Snapshot
 from nagara.store.ledger import Pin
 from nagara.store.roots import read_list
+
+_log = logging.getLogger(__name__)
+_ASKED = 4  # of many objects that are not here
 
 
 class SnapshotImages:
@@ -23,6 +31,7 @@ class SnapshotImages:
 
     def __init__(self, images: NodeImages) -> None:
         self._images = images
+        self._lazy: dict[str, MountedImage] = {}  # of replicas that have just been restored
 
     def shelf(self, tenant: str) -> Shelf:
         """A tenant's snapshots in the store."""
@@ -32,9 +41,17 @@ class SnapshotImages:
         """Who has a part of the store."""
         return self._images.opened().objects.tenant_names()
 
-    def has_tiers(self, tenant: str) -> bool:
-        """Whether what is not here may be had from elsewhere."""
-        return bool(self.shelf(tenant).store.transfer.tiers)
+    def cannot_be_had(self, tenant: str, faults: Sequence[Fault]) -> list[Fault]:
+        """Those of a snapshot's faults that no other tier makes up for.
+
+        Raises `UnavailableError` when that cannot be found out.
+        """
+        shelf = self.shelf(tenant)
+        if not shelf.store.transfer.tiers:
+            return list(faults)
+        # Who has some of a snapshot has all of it: its root came last.
+        asked = [fault for fault in faults if fault.is_wrong] or list(faults[:_ASKED])
+        return [fault for fault in asked if not shelf.is_elsewhere(fault.object)]
 
     def trust(self, tenant: str, image: Image) -> None:
         """The image was made here."""
@@ -46,16 +63,49 @@ class SnapshotImages:
         self._images.opened().objects.ledger.pin(pin)
 
     def mount(self, folder: ReplicaFolder, snapshot: Snapshot) -> MountedImage:
-        """Shows the snapshot at `folder.snapshot`. Raises `MountError`, `StoreError`."""
+        """Shows the snapshot at `folder.snapshot`; fetching has begun of what is not here.
+
+        Raises `MountError`, `StoreError`.
+        """
         mounts = self._images.opened()
-        mounted = mounts.mount(snapshot.tenant, snapshot.image, self._holder(folder.name))
+        holder = self._holder(folder.name)
+        mounted = mounts.mount(snapshot.tenant, snapshot.image, holder)
         folder.snapshot.mkdir(exist_ok=True)
         mounts.mount_at(mounted, folder.snapshot)
+        if mounted.is_lazy:
+            self._lazy[folder.name] = mounted
+            mounts.fill(mounted)  # the tool reads all of it: nothing waits to be touched first
         return mounted
 
     def unmount(self, folder: ReplicaFolder) -> None:
         """Nobody reads it there any more; the replica goes on holding its objects."""
         unmount_if_mounted(folder.snapshot)
+
+    def forget(self, replica: str) -> None:
+        """The replica is taken down."""
+        self._lazy.pop(replica, None)
+
+    def not_fetched(self, replica: str) -> str | None:
+        """Why something of a snapshot that comes from another tier could not be had so far."""
+        mounted = self._lazy.get(replica)
+        try:
+            return None if mounted is None else self._images.opened().progress(mounted).error
+        except DaemonError as error:
+            return str(error)
+
+    def afterwards(self, replica: str) -> Callable[[], None]:
+        """What is left to do, at leisure, about a snapshot that came from another tier."""
+        return functools.partial(self._keep_touches, self._lazy.pop(replica, None))
+
+    def _keep_touches(self, mounted: MountedImage | None) -> None:
+        """The order in which it was read is that in which the next machine fetches it."""
+        if mounted is None or not wants_recording(mounted.image):
+            return
+        try:
+            if touches := self._images.opened().touches(mounted):
+                self.shelf(mounted.tenant).record(mounted.image.name, touches)
+        except (NagaraError, OSError) as error:
+            _log.warning("%s: its trace is not kept: %s", mounted.image.name, error)
 
     def layer(self, snapshot: Snapshot) -> Path:
         """The frozen layer as a file of this machine; fetched if need be."""

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from nagara.base.units import format_bytes
 from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
+from nagara.node.far_snapshots import FarSnapshots
 from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
@@ -23,7 +25,7 @@ from nagara.sandbox.fault_points import reach
 from nagara.sandbox.sockets_open import open_connections
 from nagara.snapshot.canary import CanaryError, Question, agree
 from nagara.snapshot.capture import Saved, save
-from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord, snapshot_from
+from nagara.snapshot.catalog import MEMORY, Catalog, Snapshot, SnapshotRecord, snapshot_from
 from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.levelling import LEVEL, levelled_variant
@@ -63,6 +65,7 @@ class NodeSnapshots:
         self._runtime = runtime
         self._layers = layers
         self._images = images
+        self._far = FarSnapshots(catalog, facts)
         self._read_ahead = ReadAhead()
 
     def close(self) -> None:
@@ -90,6 +93,12 @@ class NodeSnapshots:
 
     def _find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         key = self.key(spec)
+        found = self._find_here(spec, key)
+        if isinstance(found, NoSnapshot) and self._far.bring(spec.tenant, spec.app, key):
+            return self._find_here(spec, key)
+        return found
+
+    def _find_here(self, spec: ReplicaSpec, key: str) -> Snapshot | NoSnapshot:
         by_name = {
             snapshot.name: snapshot for snapshot in self._catalog.all_of(spec.tenant, spec.app, key)
         }
@@ -119,8 +128,7 @@ class NodeSnapshots:
 
     def _verify(self, snapshot: Snapshot, replica: str) -> None:
         self._images.pin(replica, snapshot)
-        may_be_elsewhere = self._images.has_tiers(snapshot.tenant)
-        self._catalog.check(snapshot, may_be_elsewhere=may_be_elsewhere)
+        self._catalog.check(snapshot, self._images.cannot_be_had)
 
     async def check_answer(self, running: Running, spec: ReplicaSpec, snapshot: Snapshot) -> None:
         """Asks the canary. Raises `BadSnapshotError` when the answer is not the recorded one."""
@@ -136,9 +144,13 @@ class NodeSnapshots:
                 where=snapshot.name,
             )
 
-    async def count_success(self, snapshot: Snapshot) -> None:
-        """Takes note of a replica put back: only failures in a row put a snapshot aside."""
+    async def count_success(self, snapshot: Snapshot, replica: str) -> Callable[[], None]:
+        """Takes note of a replica put back: only failures in a row put a snapshot aside.
+
+        Returns what is left to do at leisure.
+        """
         await in_thread(self._catalog.forgive, snapshot)
+        return self._images.afterwards(replica)
 
     async def count_failure(self, snapshot: Snapshot, error: SnapshotError) -> None:
         """Takes note of a failed restore; a snapshot at fault twice in a row is set aside."""
@@ -187,7 +199,7 @@ class NodeSnapshots:
         save_device(
             self._runtime.devices,
             running.pid,
-            staging / "memory",
+            staging / MEMORY,
             rebuilds_communicators=spec.hooks.rebuilds_communicators,
         )
         reach("capture.device")

@@ -79,8 +79,11 @@ class Bundle:
         return config
 
     def write(self, folder: Path) -> None:
-        """Writes `config.json` into `folder`, the bundle."""
-        (folder / "config.json").write_text(json.dumps(self.config(), indent=1))
+        """Writes `config.json` into `folder`, the bundle, for its owner alone: the environment may
+        hold secrets."""
+        file = folder / "config.json"
+        file.touch(mode=0o600)
+        file.write_text(json.dumps(self.config(), indent=1))
 
     def _mounts(self) -> list[dict[str, Any]]:
         shared_memory = f"size={self.shared_memory_bytes}"

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ MEMORY, LAYER = "memory", "layer.erofs"  # places in the image
 _FORMAT = 2
 _BAD_LIMIT = 2
 _NOTED = "objects"  # file of a staging folder
+_KEY = re.compile(r"[0-9a-f]{1,64}")
+_NAME = re.compile(r"[0-9a-f]{16}")  # becomes a folder, and may come from outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +98,10 @@ class SnapshotRecord:
         plain = dict(content)
         if plain.pop("format") != _FORMAT:
             raise ValueError("another format of snapshot")
-        variant = dict(plain.pop("variant"))
-        flags = frozenset(variant.pop("cpu_flags"))
+        variant = _variant(plain.pop("variant"))
         marks = tuple(FileMark.parse(text) for text in plain.pop("host_files"))
         notes = tuple(plain.pop("notes"))
-        variants = Variant(flags, **variant)
-        return cls(variant=variants, host_files=marks, notes=notes, **plain)
+        return cls(variant=variant, host_files=marks, notes=notes, **plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +215,24 @@ class Catalog:
             snapshot = None if shelved is None else snapshot_from(tenant, shelved)
             yield Listed(tenant, app, key, short, snapshot)
 
+    def read(self, tenant: str, shelved: Shelved) -> Snapshot:
+        """A snapshot from its image. Raises `BadSnapshotError` when its description is damaged."""
+        snapshot = snapshot_from(tenant, shelved)
+        if snapshot is None:
+            raise BadSnapshotError("its description cannot be read", where=shelved.name)
+        return snapshot
+
     # -- looking after -----------------------------------------------------------------------
 
-    def check(self, snapshot: Snapshot, *, may_be_elsewhere: bool) -> None:
+    def check(
+        self,
+        snapshot: Snapshot,
+        cannot_be_had: Callable[[str, Sequence[Fault]], Sequence[Fault]] = lambda _, faults: faults,
+    ) -> None:
         """Checks that the snapshot can be restored here; what was proven is not read again.
 
         Args:
-            may_be_elsewhere: other tiers may have what is not here.
+            cannot_be_had: those of a tenant's faults that other tiers do not make up for.
 
         Raises:
             HostMisfitError: a mapped file of the machine has changed.
@@ -229,8 +241,8 @@ class Catalog:
         if changed := snapshot.record.changed_host_file():
             raise HostMisfitError("has changed since the snapshot was made", where=changed)
         faults = self.shelf(snapshot.tenant).faults(as_shelved(snapshot))
-        if not may_be_elsewhere:
-            _refuse(snapshot, faults)
+        if faults:
+            _refuse(snapshot, cannot_be_had(snapshot.tenant, faults))
 
     def drop_others_like(self, snapshot: Snapshot) -> list[str]:
         """Removes the older snapshots that this one, of the same key and host class, replaces.
@@ -300,6 +312,11 @@ class Catalog:
         """Forgets the failures: the snapshot has given back a working replica."""
         (self._notes(snapshot) / "bad").unlink(missing_ok=True)
 
+    def was_set_aside(self, tenant: str, name: str) -> bool:
+        """Whether the snapshot that the store calls so is or was in quarantine here."""
+        bad = self._root.joinpath(tenant, *_parts(name), "bad")
+        return bad.exists() and len(bad.read_text().splitlines()) >= _BAD_LIMIT
+
     def quarantined(self, tenant: str, app: str, key: str) -> int:
         """How many snapshots under a key are or were in quarantine."""
         notes = (self._root / tenant / app / key).glob("*/bad")
@@ -326,7 +343,45 @@ def snapshot_from(tenant: str, shelved: Shelved) -> Snapshot | None:
         record = SnapshotRecord.from_plain(shelved.about)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return Snapshot(tenant, app, short, record, shelved.image) if record.key == key else None
+    if record.key != key or not _NAME.fullmatch(short):
+        return None
+    return Snapshot(tenant, app, short, record, shelved.image)
+
+
+def far_entry(snapshot: Snapshot) -> dict[str, Any]:
+    """What another machine must know of a snapshot to choose it."""
+    record = snapshot.record
+    variant = dataclasses.asdict(record.variant) | {"cpu_flags": sorted(record.variant.cpu_flags)}
+    return {
+        "key": record.key,
+        "variant": variant,
+        "created_at_s": record.created_at_s,
+        "size_bytes": record.memory_bytes + record.layer_bytes,
+    }
+
+
+def far_variants(
+    entries: Mapping[str, Mapping[str, Any]], app: str, key: str
+) -> dict[str, Variant]:
+    """The variants of a key among what `far_entry` made, by the store's name for them; what is
+    malformed is passed over."""
+    found = {}
+    for name, entry in entries.items():
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            if is_snapshot_of(name, app) and _parts(name)[1] == entry["key"] == key:
+                found[name] = _variant(entry["variant"])
+    return found
+
+
+def is_snapshot_of(name: str, app: str) -> bool:
+    """Whether the store could call one of the app's snapshots so."""
+    its_app, key, short = _parts(name)
+    return its_app == app and bool(_NAME.fullmatch(short) and _KEY.fullmatch(key))
+
+
+def _variant(content: Mapping[str, Any]) -> Variant:
+    plain = dict(content)
+    return Variant(frozenset(plain.pop("cpu_flags")), **plain)
 
 
 def as_shelved(snapshot: Snapshot) -> Shelved:
