@@ -94,6 +94,10 @@ class ControlClient:
         """What reserved slots were used for."""
         return self._call("GET", "/api/usage")
 
+    def metrics(self) -> str:
+        """All figures in Prometheus's text format."""
+        return self._exchange("GET", "/metrics", None)[1].decode()
+
     def pool(self) -> dict[str, Any]:
         """The pool: its machines, its figures."""
         return self._call("GET", "/api/pool")

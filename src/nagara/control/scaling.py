@@ -41,7 +41,8 @@ class Scaling:
         """One round over all apps."""
         now_s, begun_s = self._clock.monotonic_s(), time.perf_counter()
         for service in list(self._fleet.services.values()):
-            self._scale(service, now_s)
+            if not service.is_asleep:
+                self._scale(service, now_s)
         self._fleet.captures.tick()
         self._decided_s.add(seconds=time.perf_counter() - begun_s)
 

@@ -114,6 +114,16 @@ class Service:
             self._learned = known, (idle_s, pre_warm(start_s, pauses_s, idle_s))
         return self._learned[1]
 
+    @property
+    def is_asleep(self) -> bool:
+        """At zero, and nothing but a request can change that: there is nothing to decide."""
+        return (
+            not self.replicas
+            and not self.dispatcher.demand.now
+            and not self.app.scale.min
+            and self.keep_alive()[1] is None
+        )
+
     def starts_at_once(self, now_s: float) -> int:
         """Replicas to start, beside those that come, because a request is about to be held."""
         if self.failures.count or now_s < self.short_until_s:
