@@ -13,7 +13,10 @@ def to_document(app: App) -> dict[str, Any]:
 
 
 def from_document(document: dict[str, Any]) -> App:
-    """The `App` that `to_document` was given, also after a journey through JSON."""
+    """The `App` that `to_document` was given, also after a journey through JSON.
+
+    A document of an earlier version lacks what has come since: that gets its default.
+    """
     values = dict(document)
     return App(
         **{
@@ -23,7 +26,7 @@ def from_document(document: dict[str, Any]) -> App:
             "env": tuple((name, value) for name, value in values["env"]),
             "canary": Canary(**values["canary"]),
             "limits": Limits(**values["limits"]),
-            "hooks": _hooks(values["hooks"]),
+            "hooks": _hooks(values["hooks"]) if "hooks" in values else SnapshotHooks(),
             "rules": SnapshotRules(**values.get("rules", {})),  # not in older documents
             "scale": Scale(**values["scale"]),
             "timeouts": Timeouts(**values["timeouts"]),
