@@ -28,6 +28,7 @@ from nagara.control.appfile import parse_apps
 from nagara.control.auth import KEY_FILE, Auth
 from nagara.control.client import CONTROL_FILE
 from nagara.control.database import database_for
+from nagara.control.deployments import Deployments
 from nagara.control.errors import ControlError, StateLostError
 from nagara.control.figures_api import Figures
 from nagara.control.fleet import Fleet
@@ -158,11 +159,12 @@ class Control:
                         self._telemetry,
                     )
                     pool.on_lost, pool.on_room = fleet.lost, fleet.hand_on
-                    await fleet.begin()
+                    deployments = Deployments(fleet, node, state, self._clock)
+                    await deployments.begin()
                     named = [(app, fleet.mounts(app)) for app in apps]
                     for app in await with_images(self._node, named):
-                        await fleet.deploy(app, await state.put_app(app))
-                    await self._serve(group, fleet, node, pool, state, auth, ready)
+                        await deployments.deploy(app)
+                    await self._serve(group, deployments, fleet, node, pool, state, auth, ready)
             except BaseExceptionGroup as errors:
                 # A fault that a person can act upon comes as itself, not as a group of one.
                 only = errors.exceptions[0]
@@ -208,6 +210,7 @@ class Control:
     async def _serve(
         self,
         group: asyncio.TaskGroup,
+        deployments: Deployments,
         fleet: Fleet,
         node: Machines,
         pool: PoolService,
@@ -229,7 +232,9 @@ class Control:
         ]
         tracing = group.create_task(self._telemetry.tracer.run(), name="traces")
         gateway = Gateway(fleet.services, auth, fleet.broken, self._clock, self._telemetry)
-        runner = _server(gateway, Api(fleet, node, state, auth, pool, self._figures(fleet, pool)))
+        figures = self._figures(fleet, pool)
+        api = Api(deployments, fleet, node, state, auth, pool, figures)
+        runner = _server(gateway, api)
         await runner.setup()
         try:
             url = await self._listen(runner)

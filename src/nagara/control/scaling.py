@@ -47,13 +47,14 @@ class Scaling:
         self._decided_s.add(seconds=time.perf_counter() - begun_s)
 
     def _scale(self, service: Service, now_s: float) -> None:
-        if any(endpoint.has_proven(now_s) for endpoint in service.dispatcher.endpoints.values()):
+        if service.has_proven(now_s):
             service.failures.count = 0
         decision, service.memory = decide(
             now_s, service.rules(), service.memory, service.demand(now_s), service.views(now_s)
         )
         for _ in range(_starts_allowed(service, decision, now_s)):
             self._fleet.start(service)
+        self._fleet.roll(service)
         for name in decision.cancel:
             self._fleet.cancel(service, name)
         for name in decision.drain:

@@ -50,6 +50,15 @@ class Deployed:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """One version of an app."""
+
+    number: int
+    app: App
+    deployed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StartRecord:
     """One start's waterfall. `kind` is None for a start that failed; `error` says why."""
 
@@ -129,6 +138,28 @@ class State:
             ]
 
         return await self._database.run(act)
+
+    async def versions(self, tenant: str, app: str) -> list[Version]:
+        """The app's versions that are kept, newest first."""
+
+        def act(db: Sql) -> list[Version]:
+            rows = db.execute(
+                "SELECT version, document, deployed_s FROM versions WHERE tenant = ? AND app = ?"
+                " ORDER BY version DESC",
+                (tenant, app),
+            )
+            return [
+                Version(
+                    row["version"], from_document(json.loads(row["document"])), row["deployed_s"]
+                )
+                for row in rows
+            ]
+
+        return await self._database.run(act)
+
+    async def set_version(self, app: App, version: int) -> None:
+        """Makes an earlier version the present one."""
+        await self._database.run(lambda db: db.execute(_PUT_APP, (app.tenant, app.name, version)))
 
     async def delete_app(self, tenant: str, app: str) -> None:
         """Removes everything known of the app."""
