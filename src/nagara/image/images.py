@@ -21,7 +21,7 @@ from typing import Any
 from nagara.image.errors import ImageError, UnknownImageError
 from nagara.image.index import build_index
 from nagara.image.index_reader import read_index
-from nagara.image.tree import Node, printable, walk
+from nagara.image.tree import Node, contents, printable, walk
 from nagara.store.errors import AbsentError, BadNameError, CorruptError, StoreError
 from nagara.store.local import LocalTier
 from nagara.store.names import ObjectName, parse_name
@@ -234,9 +234,9 @@ def check_index(store: Store, image: Image) -> Node:
         ImageError: it needs objects that its list does not keep.
     """
     tree = load_tree(store, image)
-    kept = set(read_list(store, image.list))
-    for path, node in walk(tree):
-        if node.content is not None and node.content not in kept:
+    lost = contents(tree) - set(read_list(store, image.list))
+    for path, node in walk(tree) if lost else ():
+        if node.content in lost:
             raise ImageError(
                 "its list does not keep all that its index needs", where=printable(path)
             )

@@ -6,7 +6,8 @@ own objects when all are here, else over the daemon that fetches them. Blocking:
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
@@ -18,7 +19,10 @@ from nagara.image.shelf import Fault, Shelf
 from nagara.image.tracing import wants_recording
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_images import NodeImages
+from nagara.node.sealing import Sealing, memory_folder, mount_memory, unmount_memory
 from nagara.snapshot.catalog import KIND, LAYER, MEMORY, Snapshot
+from nagara.snapshot.errors import BadSnapshotError
+from nagara.store.errors import CorruptError
 from nagara.store.ledger import Pin
 from nagara.store.roots import read_list
 
@@ -29,8 +33,9 @@ _ASKED = 4  # of many objects that are not here
 class SnapshotImages:
     """What a node's snapshots are kept and shown by."""
 
-    def __init__(self, images: NodeImages) -> None:
+    def __init__(self, images: NodeImages, sealing: Sealing) -> None:
         self._images = images
+        self.sealing = sealing
         self._lazy: dict[str, MountedImage] = {}  # of replicas that have just been restored
 
     def shelf(self, tenant: str) -> Shelf:
@@ -65,9 +70,10 @@ class SnapshotImages:
         self._images.opened().objects.ledger.pin(pin)
 
     def mount(self, folder: ReplicaFolder, snapshot: Snapshot) -> MountedImage:
-        """Shows the snapshot at `folder.snapshot`; fetching has begun of what is not here.
+        """Shows the snapshot at `folder.snapshot`, and its memory where `memory_of` says; fetching
+        has begun of what is not here.
 
-        Raises `MountError`, `StoreError`.
+        Raises `MountError`, `StoreError`, OSError.
         """
         mounts = self._images.opened()
         holder = self._holder(folder.name)
@@ -77,10 +83,21 @@ class SnapshotImages:
         if mounted.is_lazy:
             self._lazy[folder.name] = mounted
             mounts.fill(mounted)  # the tool reads all of it: nothing waits to be touched first
+        if snapshot.record.sealed_by is not None:
+            mount_memory(folder.opened)
+            for path in sorted((folder.snapshot / MEMORY).iterdir()):
+                self._open(snapshot, f"{MEMORY}/{path.name}", path, folder.opened / path.name)
         return mounted
+
+    def _open(self, snapshot: Snapshot, inside: str, sealed: Path, target: Path) -> None:
+        try:
+            self.sealing.open_file(snapshot.tenant, snapshot.name, inside, sealed, target)
+        except CorruptError as error:
+            raise BadSnapshotError(error.what, where=f"{snapshot.name}/{inside}") from error
 
     def unmount(self, folder: ReplicaFolder) -> None:
         """Nobody reads it there any more; the replica goes on holding its objects."""
+        unmount_memory(folder.opened)
         unmount_if_mounted(folder.snapshot)
 
     def forget(self, replica: str) -> None:
@@ -109,8 +126,22 @@ class SnapshotImages:
         except (NagaraError, OSError) as error:
             _log.warning("%s: its trace is not kept: %s", mounted.image.name, error)
 
-    def layer(self, snapshot: Snapshot) -> Path:
-        """The frozen layer as a file of this machine; fetched if need be."""
+    @contextmanager
+    def layer(self, snapshot: Snapshot, scratch: Path) -> Iterator[Path]:
+        """The frozen layer as a file of this machine; fetched if need be.
+
+        Args:
+            scratch: a folder to make for as long as it takes, if the layer is encrypted.
+        """
+        kept = self._kept_layer(snapshot)
+        if snapshot.record.sealed_by is None:
+            yield kept
+            return
+        with memory_folder(scratch) as folder:
+            self._open(snapshot, LAYER, kept, folder / LAYER)
+            yield folder / LAYER
+
+    def _kept_layer(self, snapshot: Snapshot) -> Path:
         shelf = self.shelf(snapshot.tenant)
         name = shelf.object_at(snapshot.image, LAYER)
         shelf.store.ensure(name)
@@ -130,4 +161,4 @@ class SnapshotImages:
 
 def memory_of(folder: ReplicaFolder) -> Path:
     """The tool's files of a mounted snapshot."""
-    return folder.snapshot / MEMORY
+    return folder.opened if folder.opened.is_mount() else folder.snapshot / MEMORY

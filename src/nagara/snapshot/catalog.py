@@ -80,6 +80,7 @@ class SnapshotRecord:
     memory_bytes: int
     layer_bytes: int
     notes: tuple[str, ...] = ()  # what was left out
+    sealed_by: str | None = None  # names the key that its files are encrypted with, if they are
 
     def changed_host_file(self) -> str | None:
         """A mapped file of the machine that is not as it was; None when all are."""
@@ -101,8 +102,9 @@ class SnapshotRecord:
             raise ValueError("another format of snapshot")
         variant = _variant(plain.pop("variant"))
         marks = tuple(FileMark.parse(text) for text in plain.pop("host_files"))
-        notes = tuple(plain.pop("notes"))
-        return cls(variant=variant, host_files=marks, notes=notes, **plain)
+        notes, sealed_by = tuple(plain.pop("notes")), plain.pop("sealed_by")
+        known = {"variant": variant, "host_files": marks, "notes": notes, "sealed_by": sealed_by}
+        return cls(**known, **plain)
 
 
 @dataclass(frozen=True, slots=True)
