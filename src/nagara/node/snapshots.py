@@ -89,7 +89,10 @@ class NodeSnapshots:
 
     async def find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         """The snapshot to restore the app from; its files are already being read ahead."""
-        return await asyncio.to_thread(self._find, spec)
+        try:
+            return await asyncio.to_thread(self._find, spec)
+        except (StoreError, UsageError, OSError) as error:  # no start fails for want of a snapshot
+            return NoSnapshot(f"the store cannot be asked: {error}", capture_wanted=False)
 
     def _find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         key = self.key(spec)
