@@ -125,7 +125,7 @@ class NodeSnapshots:
     async def verify(self, snapshot: Snapshot, replica: str) -> None:
         """From now on the replica holds the snapshot's objects.
 
-        Raises `HostMisfitError` or `BadSnapshotError` when it must not be restored.
+        Raises `BadSnapshotError` when it must not be restored.
         """
         await in_thread(self._verify, snapshot, replica)
 

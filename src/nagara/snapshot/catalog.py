@@ -28,7 +28,7 @@ from nagara.image.images import Image
 from nagara.image.shelf import Fault, Put, Shelf, Shelved
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.leftovers import kill_tools_in
-from nagara.snapshot.errors import BadSnapshotError, HostMisfitError
+from nagara.snapshot.errors import BadSnapshotError
 from nagara.snapshot.variant import Variant
 
 KIND = "snapshots"  # of the store's roots
@@ -231,18 +231,17 @@ class Catalog:
         snapshot: Snapshot,
         cannot_be_had: Callable[[str, Sequence[Fault]], Sequence[Fault]] = lambda _, faults: faults,
     ) -> None:
-        """Checks that the snapshot can be restored here; what was proven is not read again.
+        """Checks that all of the snapshot is there; what was proven is not read again.
+
+        Whether it fits this machine as it is now is its record's to say.
 
         Args:
             cannot_be_had: those of a tenant's faults that other tiers do not make up for.
 
         Raises:
-            HostMisfitError: a mapped file of the machine has changed.
             BadSnapshotError: a part of the snapshot is missing or damaged.
         """
-        if changed := snapshot.record.changed_host_file():
-            raise HostMisfitError("has changed since the snapshot was made", where=changed)
-        faults = self.shelf(snapshot.tenant).faults(as_shelved(snapshot))
+        faults = self.shelf(snapshot.tenant).faults(Shelved(snapshot.image, {}))
         if faults:
             _refuse(snapshot, cannot_be_had(snapshot.tenant, faults))
 
