@@ -14,7 +14,7 @@ from nagara.engine import weight_stream, weight_values
 from nagara.engine.errors import ModelFolderError
 from nagara.engine.modelfolder import check_model_folder, read_safetensors_header
 from nagara.engine.weight_stream import HostTarget, WeightStream, check_values, in_order, values_of
-from nagara.engine.weight_values import CHUNK_BYTES, fold, fold_bytes, read_values, values_text
+from nagara.engine.weight_values import CHUNK_BYTES, fold, fold_bytes, read_values
 
 SIZES = {
     "model.embed_tokens.weight": 3 * CHUNK_BYTES + 77,
@@ -210,10 +210,13 @@ def test_a_folder_keeps_the_values_it_was_made_with(tiny, tmp_path):
     shutil.copytree(tiny, folder)
     assert read_values(folder) is None
     values = values_of(check_model_folder(folder).tensors.values())
-    (folder / weight_values.VALUES_FILE).write_text(values_text(values))
+    record = folder / weight_values.RECORD_FILE
+    record.write_text(json.dumps({"name": "x"}))
+    assert read_values(folder) is None  # added by an earlier version
+    record.write_text(json.dumps({"weights": values}))
     assert read_values(folder) == values
-    (folder / weight_values.VALUES_FILE).write_text('{"format": 2}')
-    with pytest.raises(ModelFolderError, match="known format"):
+    record.write_text('{"weights": 2}')
+    with pytest.raises(ModelFolderError, match="no table"):
         read_values(folder)
 
 

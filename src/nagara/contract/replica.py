@@ -163,6 +163,14 @@ class TierRead:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsRead:
+    """Weights that a server has read again after it was put back."""
+
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class FilesReport:
     """How a replica's files became visible, and what its start read of them.
 
@@ -180,6 +188,7 @@ class FilesReport:
     recorded_bytes: int | None = None
     prefetched_objects: int = 0
     prefetched_bytes: int = 0
+    weights: WeightsRead | None = None  # of a restored start whose server says so
     tiers: tuple[TierRead, ...] = ()  # for all replicas of the tenant meanwhile, nearest first
 
 

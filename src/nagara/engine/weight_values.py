@@ -7,16 +7,15 @@ A tensor is folded in chunks of 512 KiB, each by itself, so that several readers
 
 Folding runs in C where a compiler is, or was, at hand, and in numpy otherwise, with the same
 result. It finds damage and mix-ups; it is no defence against somebody who wants to be undetected,
-for whom the store's own names (sha256) are there. A model folder may hold the hashes its weights
-had when it was made: `nagara-weights.json`.
+for whom the store's own names (sha256) are there. The record of a model folder, which
+`nagara models add` writes, has the hashes its weights had then.
 """
 
 import ctypes
 import errno
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,12 @@ from nagara.engine.errors import ModelFolderError, UnsupportedError
 from nagara.engine.kernels.build import load_fold
 from nagara.engine.modelfolder import TensorPlace, read_json_object
 
-VALUES_FILE = "nagara-weights.json"
+RECORD_FILE, RECORD_KEY = "nagara-model.json", "weights"
 CHUNK_BYTES = 512 << 10  # stays in a core's cache between being read and being folded
 PIECE_BYTES = 256 << 10
 LANES = 64
 _ROW_BYTES = 8 * LANES
 _FACTOR = 0x9E3779B97F4A7C15  # as in fold.c
-_FORMAT = 1
 
 
 def fold(source: int, size: int, target: int | None = None) -> bytes:
@@ -90,24 +88,20 @@ def digest_of(place: TensorPlace, lanes: Iterable[bytes]) -> str:
 
 
 def read_values(folder: Path) -> dict[str, str] | None:
-    """Tensor → value hash as the folder's file says; None when it has no such file.
+    """Tensor → value hash as the folder's record says; None when it does not say.
 
     Raises:
-        ModelFolderError: it cannot be read.
+        ModelFolderError: the record cannot be read.
     """
-    file = folder / VALUES_FILE
+    file = folder / RECORD_FILE
     if not file.exists():
         return None
-    found = read_json_object(file)
-    values = found.get("tensors")
-    if found.get("format") != _FORMAT or not isinstance(values, dict):
-        raise ModelFolderError("is not of a known format", where=str(file))
+    values = read_json_object(file).get(RECORD_KEY)
+    if values is None:
+        return None
+    if not isinstance(values, dict):
+        raise ModelFolderError(f"has no table {RECORD_KEY!r}", where=str(file))
     return {str(name): str(value) for name, value in values.items()}
-
-
-def values_text(values: Mapping[str, str]) -> str:
-    """What the file is to hold."""
-    return json.dumps({"format": _FORMAT, "tensors": dict(values)}, indent=0) + "\n"
 
 
 @cache

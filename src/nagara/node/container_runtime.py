@@ -21,7 +21,7 @@ from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.host_parts import Stopwatch, host_parts, tool_times
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
-from nagara.node.replica_hooks import after_restore, hook_environment, write_hook_files
+from nagara.node.replica_hooks import hook_environment, renew, wake, write_hook_files
 from nagara.node.replica_trees import ReplicaTrees, Tree
 from nagara.node.runtime import Running, substituted
 from nagara.node.snapshot_images import SnapshotImages, memory_of
@@ -190,8 +190,9 @@ class ContainerRuntime:
                 set_hostname(pid, folder.name)
                 reach("restore.named")
                 running = Running(pid, ContainerPort(namespace, spec.port))
-                env = _app_environment(spec)
-                await after_restore(self.runc, folder, running, spec, env)
+                await renew(folder, running, _app_environment(spec))
+            with waterfall.stage("device", "steps of the server"):
+                running.weights = await wake(self.runc, folder, running, spec)
                 reach("restore.renewed")
             running.host_parts = host_parts(await telling, launch.passed_s, hooks.passed_s)
             undo.pop_all()

@@ -10,11 +10,12 @@ gateway passes on come from loopback.
 """
 
 import asyncio
+import json
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from nagara.contract.replica import HookStep, ReplicaSpec
+from nagara.contract.replica import HookStep, ReplicaSpec, WeightsRead
 from nagara.node.asking import ask_step
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running
@@ -85,28 +86,50 @@ async def before_snapshot(
     await asyncio.to_thread(call_hook, running.pid, request, timeout_s=_BEFORE_S)
 
 
-async def after_restore(
-    runc: Runc, folder: ReplicaFolder, running: Running, spec: ReplicaSpec, env: dict[str, str]
-) -> None:
-    """`env` is the app's own. Raises `SnapshotError` when a hook fails."""
+async def renew(folder: ReplicaFolder, running: Running, env: dict[str, str]) -> None:
+    """What the processes of a replica put back do themselves; `env` is the app's own.
+
+    Raises:
+        SnapshotError: a hook fails.
+    """
     request = {"do": "after_restore", "replica": folder.name, "env": env}
     await asyncio.to_thread(call_hook, running.pid, request, timeout_s=_AFTER_S)
-    await _carry_out(runc, folder, running, spec.hooks.after)
+
+
+async def wake(
+    runc: Runc, folder: ReplicaFolder, running: Running, spec: ReplicaSpec
+) -> WeightsRead | None:
+    """The steps after that: a server takes up its device and its weights. What it says of the
+    latter. Raises `SnapshotError` when a step fails."""
+    answers = await _carry_out(runc, folder, running, spec.hooks.after)
+    return next((read for answer in answers if (read := _weights_in(answer))), None)
+
+
+def _weights_in(answer: bytes) -> WeightsRead | None:
+    """What nagara's engine answers to `/wake`; of others' answers nothing is expected."""
+    try:
+        found = json.loads(answer)["weights"]
+        return WeightsRead(int(found["size_bytes"]), float(found["seconds"]))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 async def _carry_out(
     runc: Runc, folder: ReplicaFolder, running: Running, steps: Sequence[HookStep]
-) -> None:
+) -> list[bytes]:
+    """What the requests among the steps were answered with."""
+    answers: list[bytes] = []
     if not steps:
-        return
+        return answers
     token = (folder.upper / TOKEN_FILE.relative_to("/")).read_text()
     for step in steps:
         try:
             if step.command:
                 await asyncio.to_thread(runc.exec, folder.name, step.command, time_limit_s=_STEP_S)
             else:
-                await ask_step(running.port, step, token, _STEP_S)
+                answers.append(await ask_step(running.port, step, token, _STEP_S))
         except CanaryError as error:
             raise SnapshotError(f"a hook failed: {error}") from error
         except RuncError as error:
             raise SnapshotError(f"the hook {step.command[0]} failed: {error.what}") from error
+    return answers

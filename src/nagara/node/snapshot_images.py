@@ -46,14 +46,16 @@ class SnapshotImages:
         """Who has a part of the store."""
         return self._images.opened().objects.tenant_names()
 
+    def has_tiers(self, tenant: str) -> bool:
+        """Whether there are other places that may have what is not here."""
+        return bool(self.shelf(tenant).store.transfer.tiers)
+
     def cannot_be_had(self, tenant: str, faults: Sequence[Fault]) -> list[Fault]:
         """Those of a snapshot's faults that no other tier makes up for.
 
         Raises `UnavailableError` when that cannot be found out.
         """
         shelf = self.shelf(tenant)
-        if not shelf.store.transfer.tiers:
-            return list(faults)
         # Who has some of a snapshot has all of it: its root came last.
         asked = [fault for fault in faults if fault.is_wrong] or list(faults[:_ASKED])
         return [fault for fault in asked if not shelf.is_elsewhere(fault.object)]

@@ -125,13 +125,14 @@ class NodeSnapshots:
     async def verify(self, snapshot: Snapshot, replica: str) -> None:
         """From now on the replica holds the snapshot's objects.
 
-        Raises `BadSnapshotError` when it must not be restored.
+        Raises `SnapshotError` when it must not be restored.
         """
         await in_thread(self._verify, snapshot, replica)
 
     def _verify(self, snapshot: Snapshot, replica: str) -> None:
         self._images.pin(replica, snapshot)
-        self._catalog.check(snapshot, self._images.cannot_be_had)
+        has_tiers = self._images.has_tiers(snapshot.tenant)
+        self._catalog.check(snapshot, self._images.cannot_be_had if has_tiers else None)
 
     async def check_answer(self, running: Running, spec: ReplicaSpec, snapshot: Snapshot) -> None:
         """Asks the canary. Raises `BadSnapshotError` when the answer is not the recorded one."""

@@ -28,7 +28,7 @@ from nagara.image.images import Image
 from nagara.image.shelf import Fault, Put, Shelf, Shelved
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.leftovers import kill_tools_in
-from nagara.snapshot.errors import BadSnapshotError
+from nagara.snapshot.errors import BadSnapshotError, RestoreError
 from nagara.snapshot.variant import Variant
 
 KIND = "snapshots"  # of the store's roots
@@ -37,6 +37,7 @@ _FORMAT = 2
 _BAD_LIMIT = 2
 _NOTED = "objects"  # file of a staging folder
 _KEY = re.compile(r"[0-9a-f]{1,64}")
+Elsewhere = Callable[[str, Sequence[Fault]], list[Fault]]
 _NAME = re.compile(r"[0-9a-f]{16}")  # becomes a folder, and may come from outside
 
 
@@ -226,24 +227,34 @@ class Catalog:
 
     # -- looking after -----------------------------------------------------------------------
 
-    def check(
-        self,
-        snapshot: Snapshot,
-        cannot_be_had: Callable[[str, Sequence[Fault]], Sequence[Fault]] = lambda _, faults: faults,
-    ) -> None:
-        """Checks that all of the snapshot is there; what was proven is not read again.
-
-        Whether it fits this machine as it is now is its record's to say.
+    def check(self, snapshot: Snapshot, elsewhere: Elsewhere | None = None) -> None:
+        """Checks that all of the snapshot can be had; what was proven is not read again.
 
         Args:
-            cannot_be_had: those of a tenant's faults that other tiers do not make up for.
+            elsewhere: those of a tenant's faults that other tiers do not make up for; None where
+                there are no other tiers.
 
         Raises:
-            BadSnapshotError: a part of the snapshot is missing or damaged.
+            BadSnapshotError: an object is damaged, and the snapshot in quarantine; or the tiers do
+                not have what they said.
+            RestoreError: objects were evicted from here, and the snapshot with them.
         """
         faults = self.shelf(snapshot.tenant).faults(Shelved(snapshot.image, {}))
-        if faults:
-            _refuse(snapshot, cannot_be_had(snapshot.tenant, faults))
+        if faults and elsewhere is not None:
+            faults = elsewhere(snapshot.tenant, faults)
+        if not faults:
+            return
+        fault = next((fault for fault in faults if fault.is_wrong), faults[0])
+        where = f"{snapshot.name}/{fault.path}"
+        if fault.is_wrong:
+            what = "does not have the content it was captured with"
+            self.quarantine(snapshot, f"{fault.path} {what}")
+            raise BadSnapshotError(what, where=where)
+        what = "is incomplete: a part is not in the store"
+        if elsewhere is not None:
+            raise BadSnapshotError(what, where=where)
+        self._remove(snapshot.tenant, snapshot.app, snapshot.record.key, snapshot.name)
+        raise RestoreError(what, where=where)
 
     def drop_others_like(self, snapshot: Snapshot) -> list[str]:
         """Removes the older snapshots that this one, of the same key and host class, replaces.
@@ -267,9 +278,11 @@ class Catalog:
 
     def remove(self, listed: Listed) -> None:
         """Removes one snapshot and its notes."""
-        self.shelf(listed.tenant).remove(root_name(listed.app, listed.key, listed.name))
-        notes = self._root / listed.tenant / listed.app / listed.key / listed.name
-        shutil.rmtree(notes, ignore_errors=True)
+        self._remove(listed.tenant, listed.app, listed.key, listed.name)
+
+    def _remove(self, tenant: str, app: str, key: str, name: str) -> None:
+        self.shelf(tenant).remove(root_name(app, key, name))
+        shutil.rmtree(self._root / tenant / app / key / name, ignore_errors=True)
 
     def forget_app(self, tenant: str, app: str) -> list[str]:
         """Removes all snapshots of an app; returns their names."""
@@ -388,15 +401,6 @@ def _variant(content: Mapping[str, Any]) -> Variant:
 def as_shelved(snapshot: Snapshot) -> Shelved:
     """The reverse of `snapshot_from`."""
     return Shelved(snapshot.image, snapshot.record.to_plain())
-
-
-def _refuse(snapshot: Snapshot, faults: Sequence[Fault]) -> None:
-    if not faults:
-        return
-    where = f"{snapshot.name}/{faults[0].path}"
-    if faults[0].is_wrong:
-        raise BadSnapshotError("does not have the content it was captured with", where=where)
-    raise BadSnapshotError("is incomplete: a part is not in the store", where=where)
 
 
 def _make_private(folder: Path) -> None:
