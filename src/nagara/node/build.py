@@ -79,7 +79,8 @@ def _container_node(
     kept = SnapshotImages(images, Sealing(state / "snapshots" / SETTINGS_NAME))
     layers = FrozenLayers(folder / "layers", kept.layer)
     versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
-    facts = read_host_facts(versions)
+    device = find_device()
+    facts = read_host_facts(versions, device)
     runtime = ContainerRuntime(
         state=folder,
         trees=trees,
@@ -88,7 +89,7 @@ def _container_node(
         layers=layers,
         snapshots=kept,
         can_level=can_level(facts),
-        devices=DeviceOrders(find_device()),
+        devices=DeviceOrders(device),
     )
     missing = list(tools.missing)
     if shutil.which("mkfs.erofs") is None:
