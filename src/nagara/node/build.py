@@ -24,7 +24,7 @@ from nagara.sandbox.runc import Runc
 from nagara.sandbox.tools import Tools, find_tools
 from nagara.snapshot.catalog import Catalog
 from nagara.snapshot.device.orders import DeviceOrders
-from nagara.snapshot.device.replica import find_device
+from nagara.snapshot.device.replica import find_device, key_parts
 from nagara.snapshot.facts import read_host_facts
 from nagara.snapshot.levelling import can_level
 
@@ -77,8 +77,9 @@ def _container_node(
     trees = ReplicaTrees(image, images, models=state / "models", programs=Path(sys.prefix) / "bin")
     kept = SnapshotImages(images)
     layers = FrozenLayers(folder / "layers", kept.layer)
+    device = find_device()
     versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
-    facts = read_host_facts(versions)
+    facts = read_host_facts((*versions, *key_parts(device)))
     runtime = ContainerRuntime(
         state=folder,
         trees=trees,
@@ -87,7 +88,7 @@ def _container_node(
         layers=layers,
         snapshots=kept,
         can_level=can_level(facts),
-        devices=DeviceOrders(find_device()),
+        devices=DeviceOrders(device),
     )
     missing = list(tools.missing)
     if shutil.which("mkfs.erofs") is None:

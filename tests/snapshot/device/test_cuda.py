@@ -285,7 +285,8 @@ def test_the_worker_judges_by_the_drivers_version(command, monkeypatch, driver, 
     facts = worker.answer({"do": "facts"})
     assert facts["can_map"] is can_map
     assert facts["why_not"] == why_not or why_not in facts["why_not"]
-    assert "CudaCheckpoint" in facts["driver"]
+    assert facts["driver"] == f"{driver}, CUDA 12.8"
+    assert facts["way"] == "CudaCheckpoint"
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a driver")  # noqa: PTH110

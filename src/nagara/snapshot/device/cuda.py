@@ -130,6 +130,7 @@ class CudaDevice:
             can_map=found["can_map"],
             why_not=found["why_not"] or (None if devices else "the driver sees no device"),
             names={device["uuid"]: device["name"] for device in devices},
+            way=found.get("way", ""),
         )
 
     def holders(self, pids: Collection[int]) -> tuple[int, ...]:
