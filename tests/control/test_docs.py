@@ -46,7 +46,7 @@ def test_every_key_is_documented() -> None:
 
 def test_every_route_of_the_api_is_documented() -> None:
     none: object = None
-    api = Api(none, none, none, none, none, none)  # type: ignore[arg-type]
+    api = Api(none, none, none, none, none, none, none)  # type: ignore[arg-type]
     for _, pattern, _ in api._routes:
         path = re.sub(r"\(\?P<(\w+)>[^)]*\)", lambda match: match[1].upper(), pattern.pattern)
         path = path.replace("machines/NAME", "machines/MACHINE").replace("/NAME", "/APP")

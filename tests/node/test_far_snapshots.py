@@ -5,6 +5,7 @@ Both are state folders of this machine; between them is a cache server, a proces
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 import pytest_asyncio
 
-from nagara.contract.replica import StartKind
+from nagara.contract.replica import ImageOrder, StartKind
 from nagara.image.prefetch import boot_id
 from nagara.image.trace import read_trace
 from nagara.testing.origin import Behaviour, running_origin
@@ -183,6 +184,46 @@ async def test_a_snapshot_that_was_removed_comes_from_elsewhere_again(machines):
     await other.stop(report.replica)
     nagara(one.state, "push", APP, "--to", "zone")
     await started(other, spec)
+
+
+async def test_what_was_evicted_is_fetched_again_but_not_what_a_replica_holds(machines):
+    _, other = machines
+    spec = other.spec(app=APP, env={"FIRST": FIRST})
+    await started(other, spec)
+    await until(lambda: is_local(other))
+    replica = (await other.start(spec)).replica
+    objects = other.objects(other.roots(APP)[0])
+    folder = other.shelf().local.folder
+    folder.relieve(1 << 40)
+    assert all(path.exists() for path in objects.values())
+    await other.stop(replica)
+    folder.relieve(1 << 40)
+    assert not any(path.exists() for path in objects.values())
+    await started(other, spec)
+    await until(lambda: is_local(other))
+
+
+async def test_a_snapshot_of_an_image_is_restored_where_the_same_image_was_brought(
+    machines, tmp_path_factory
+):
+    one, other = machines
+    venv = tmp_path_factory.mktemp("tree") / "venv"
+    command = [sys.executable, "-m", "venv", "--without-pip", str(venv)]
+    await asyncio.to_thread(subprocess.run, command, check=True)
+    source = f"venv:{venv}"
+    specs = []
+    for yard in (one, other):
+        brought = await yard.node.bring_image(ImageOrder("default", "imaged", source))
+        changes = {"image": source, "image_index": brought.index}
+        specs.append(yard.spec(app="imaged", env={"FIRST": "place = 'first'"}, **changes))
+    assert specs[0].image_index == specs[1].image_index
+    shutil.rmtree(venv)  # what was saved is of the image, not of this machine
+    assert (await one.capture(specs[0])).reason is None
+    nagara(one.state, "push", "imaged", "--to", "zone")
+    report = await other.start(specs[1])
+    assert (report.kind, report.fallback) == (StartKind.RESTORED, None)
+    assert await other.tell(report.replica, "answer = place") == "first"
+    await other.stop(report.replica)
 
 
 async def test_what_does_not_come_from_the_tier_is_not_held_against_the_snapshot(

@@ -156,6 +156,8 @@ async def test_a_flipped_byte_is_never_restored(app, which):
     report = await app.start()
     assert report.kind is StartKind.PLAIN
     assert "does not have the content it was captured with" in report.fallback
+    again = await app.start()
+    assert (again.fallback, again.capture_wanted) == ("its snapshot is in quarantine", True)
 
 
 async def test_a_missing_memory_file_is_a_plain_start(app):
@@ -164,6 +166,8 @@ async def test_a_missing_memory_file_is_a_plain_start(app):
     report = await app.start()
     assert report.kind is StartKind.PLAIN
     assert "is incomplete" in report.fallback
+    again = await app.start()  # what is no longer here is no fault of the next one
+    assert (again.fallback, again.capture_wanted) == ("there is no snapshot yet", True)
 
 
 async def test_damaged_metadata_is_as_if_there_were_no_snapshot(app):

@@ -28,8 +28,13 @@ def value():
 
 
 def kept(state: Path, value: str) -> list[Path]:
-    """Files of a state folder that hold a text."""
-    files = [path for path in state.rglob("*") if path.is_file() and not path.is_symlink()]
+    """Files of a state folder that hold a text; what is only mounted there is not kept there."""
+    disk = state.stat().st_dev
+    files = [
+        path
+        for path in state.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.stat().st_dev == disk
+    ]
     return [path for path in files if value.encode() in path.read_bytes()]
 
 

@@ -8,9 +8,16 @@ import click
 from nagara.cli.lazy_group import Entry, LazyGroup
 
 BENCHMARKS: dict[str, Entry] = {
+    "apps": Entry(
+        "nagara.cli.bench_apps:apps", "What a thousand apps at zero cost the control process."
+    ),
     "autoscale": Entry(
         "nagara.cli.bench_autoscale:autoscale",
         "Scaling replayed over a trace of requests, beside other ways to scale (simulated).",
+    ),
+    "gateway": Entry(
+        "nagara.cli.bench_gateway:gateway",
+        "What the gateway adds to requests, its throughput, a start from zero.",
     ),
     "planner": Entry(
         "nagara.cli.bench_planner:planner", "Plans over large catalogues, and claims of slots."

@@ -28,6 +28,8 @@ COMMANDS: dict[str, Entry] = {
     ),
     "logs": Entry("nagara.cli.logs:logs", "Print what an app's replicas wrote."),
     "trace": Entry("nagara.cli.trace:trace", "Show where the time of a start went."),
+    "versions": Entry("nagara.cli.versions:versions", "List the versions of an app."),
+    "rollback": Entry("nagara.cli.versions:rollback", "Take an earlier version into use again."),
     "delete": Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
     "usage": Entry("nagara.cli.usage:usage", "Show what reserved slots were used for."),
     "snapshot": Entry(

@@ -114,6 +114,7 @@ def row_of(catalog: Catalog, listed: Listed, *, with_needs: bool = False) -> dic
             "key": record.key,
             "canary_answer": record.canary_answer,
             "machine_files": len(record.host_files),
+            "sealed": record.sealed_by is not None,
             "reach": "wide" if record.variant.is_levelled else "same",
             "cpu_flags": sorted(record.variant.cpu_flags),
             "image": str(snapshot.image.index),

@@ -77,6 +77,12 @@ _log = logging.getLogger(__name__)
     help="As root: run the control process as this user  [default: who called sudo]",
 )
 @click.option(
+    "--database",
+    metavar="URL",
+    envvar="NAGARA_DATABASE",
+    help="Keep the state in PostgreSQL (postgresql://...) instead of a file of the state folder.",
+)
+@click.option(
     "--otlp",
     metavar="URL",
     envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
@@ -95,6 +101,7 @@ def up(
     auth: str,
     socket: Path | None,
     user: str | None,
+    database: str | None,
     otlp: str | None,
     keep_replicas: bool,
     end_with_parent: bool,
@@ -127,6 +134,7 @@ def up(
                 models=_finder(settings.models_dir),
                 auth=auth,
                 otlp=otlp,
+                database=database,
             )
             _stop_on_signal(control, keep=keep_replicas, is_tied=end_with_parent)
             await control.run(_announce, app_file=app_file)

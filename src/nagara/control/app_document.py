@@ -15,7 +15,7 @@ def to_document(app: App) -> dict[str, Any]:
 def from_document(document: dict[str, Any]) -> App:
     """The `App` that `to_document` was given, also after a journey through JSON.
 
-    What an older document does not have yet is as by default.
+    A document of an earlier version lacks what has come since: that gets its default.
     """
     values = dict(document)
     return App(
@@ -28,7 +28,7 @@ def from_document(document: dict[str, Any]) -> App:
             "secrets": tuple(values.get("secrets", ())),
             "canary": Canary(**values["canary"]),
             "limits": Limits(**values["limits"]),
-            "hooks": _hooks(values["hooks"]),
+            "hooks": _hooks(values["hooks"]) if "hooks" in values else SnapshotHooks(),
             "rules": SnapshotRules(**values.get("rules", {})),
             "scale": Scale(**values["scale"]),
             "timeouts": Timeouts(**values["timeouts"]),

@@ -28,8 +28,9 @@ from nagara.control.app_secrets import AppSecrets
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import KEY_FILE, Auth
 from nagara.control.client import CONTROL_FILE
-from nagara.control.database import Database
-from nagara.control.errors import ControlError
+from nagara.control.database import database_for
+from nagara.control.deployments import Deployments
+from nagara.control.errors import ControlError, StateLostError
 from nagara.control.figures_api import Figures
 from nagara.control.fleet import Fleet
 from nagara.control.gateway import Gateway
@@ -39,6 +40,7 @@ from nagara.control.nodewatch import NodeWatch
 from nagara.control.pool_record import PoolRecord
 from nagara.control.refusal import Refusal
 from nagara.control.scaling import Scaling
+from nagara.control.sql import Database
 from nagara.control.state import State
 from nagara.control.tasks import Tasks
 from nagara.control.telemetry import Telemetry
@@ -83,6 +85,7 @@ class Control:
         auth: "keys", or "off" to let anybody who reaches the address call the apps.
         drain_s: how long running requests may go on when it stops.
         otlp: address of an OpenTelemetry collector that traces are sent to.
+        database: address of a PostgreSQL database; by default the state is a file in its folder.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Control:
         clock: Clock | None = None,
         drain_s: float = DRAIN_S,
         otlp: str | None = None,
+        database: str | None = None,
     ) -> None:
         if auth not in ("keys", "off"):
             raise UsageError(f"auth must be 'keys' or 'off', not {auth!r}")
@@ -113,6 +117,8 @@ class Control:
         self._models = models
         self._is_open = auth == "off"
         self._drain_s = drain_s
+        self._database_url = database
+        self._is_lost = False
         self._telemetry = Telemetry(self._clock, otlp)
         self._stopping = asyncio.Event()
         self._keep = False
@@ -136,9 +142,11 @@ class Control:
             UsageError: the app file is wrong.
         """
         apps = parse_apps(*app_file) if app_file is not None else ()
-        database = Database(self._state_dir)
+        database = database_for(self._state_dir, self._database_url)
+        database.on_lost = self._lost
         try:
-            await database.open()
+            if not await self._is_opened(database):
+                return
             state = State(database, self._clock)
             auth = Auth(self._state_dir, state, self._clock, is_open=self._is_open)
             await auth.load()
@@ -153,11 +161,12 @@ class Control:
                         self._telemetry,
                     )
                     pool.on_lost, pool.on_room = fleet.lost, fleet.hand_on
-                    await fleet.begin()
+                    deployments = Deployments(fleet, node, state, self._clock)
+                    await deployments.begin()
                     named = [(app, fleet.mounts(app)) for app in apps]
                     for app in await with_images(self._node, named):
-                        await fleet.deploy(app, await state.put_app(app))
-                    await self._serve(group, fleet, node, pool, state, auth, ready)
+                        await deployments.deploy(app)
+                    await self._serve(group, deployments, fleet, node, pool, state, auth, ready)
             except BaseExceptionGroup as errors:
                 # A fault that a person can act upon comes as itself, not as a group of one.
                 only = errors.exceptions[0]
@@ -166,6 +175,32 @@ class Control:
                 raise
         finally:
             await database.close()
+        if self._is_lost:
+            raise StateLostError(
+                "another control process has taken the state over; this one has ended",
+                hint="nothing, if that was meant: it serves now, with the same replicas",
+            )
+
+    async def _is_opened(self, database: Database) -> bool:
+        """Opens the state, which may take until its writer is gone; False if asked to stop."""
+        opening = asyncio.ensure_future(database.open())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                await opening
+            return opening.done()
+        finally:
+            opening.cancel()
+            stopping.cancel()
+            await asyncio.gather(opening, stopping, return_exceptions=True)
+
+    def _lost(self) -> None:
+        """Another process is the writer: it has the replicas now, and this one must go."""
+        _log.error("the state's lease is lost; ending at once and leaving the replicas")
+        self._is_lost = True
+        self._drain_s = 0.0
+        self.stop(keep=True)
 
     async def _pool(self, database: Database) -> PoolService:
         record = PoolRecord(database)
@@ -177,6 +212,7 @@ class Control:
     async def _serve(
         self,
         group: asyncio.TaskGroup,
+        deployments: Deployments,
         fleet: Fleet,
         node: Machines,
         pool: PoolService,
@@ -198,7 +234,9 @@ class Control:
         ]
         tracing = group.create_task(self._telemetry.tracer.run(), name="traces")
         gateway = Gateway(fleet.services, auth, fleet.broken, self._clock, self._telemetry)
-        runner = _server(gateway, Api(fleet, node, state, auth, pool, self._figures(fleet, pool)))
+        figures = self._figures(fleet, pool)
+        api = Api(deployments, fleet, node, state, auth, pool, figures)
+        runner = _server(gateway, api)
         await runner.setup()
         try:
             url = await self._listen(runner)

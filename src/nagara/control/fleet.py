@@ -21,7 +21,7 @@ from nagara.base.spans import Waterfall
 from nagara.contract.node import Node
 from nagara.contract.replica import ModelMount, ReplicaStatus, StartOrder, StartReport
 from nagara.control.app import App
-from nagara.control.autoscaler import Memory, after_restart
+from nagara.control.autoscaler import after_restart
 from nagara.control.captures import Captures
 from nagara.control.dispatch import Dispatcher, Endpoint
 from nagara.control.draining import Draining
@@ -29,6 +29,7 @@ from nagara.control.lending import Lending
 from nagara.control.occupancy import Use
 from nagara.control.refusal import Refusal
 from nagara.control.replicas import Replica, ReplicaEvent, ReplicaState
+from nagara.control.rollout import give_way, roll
 from nagara.control.service import SHORT_PAUSE_S, Service, longest_idle
 from nagara.control.start_record import failed, succeeded
 from nagara.control.state import StartRecord, State
@@ -83,12 +84,6 @@ class Fleet:
 
     # -- life of the fleet -----------------------------------------------------------------
 
-    async def begin(self) -> None:
-        """Loads the deployed apps. Replicas of an earlier process are then given to `adopt`."""
-        for deployed in await self._state.apps():
-            service = self._new_service(deployed.app, deployed.version)
-            await self.captures.load(service)
-
     async def end(self, *, keep: bool, drain_s: float) -> None:
         """Folds everything, or with `keep` leaves ready replicas to a later process.
 
@@ -106,7 +101,7 @@ class Fleet:
         await self.captures.end()
         for service in services:
             if not keep:
-                await self._end_replicas(service, keep_starts=False)
+                await self.end_replicas(service, keep_starts=False)
         cutting.cancel()
         await self._tasks.end()
         for service in services:
@@ -124,40 +119,36 @@ class Fleet:
 
     # -- apps ------------------------------------------------------------------------------
 
-    async def deploy(self, app: App, version: int) -> Service:
-        """Takes an app's new version into use; replicas of another definition are drained."""
-        service = self.services.get(app.name)
-        if service is None:
-            service = self._new_service(app, version)
-            await self.captures.load(service)
-            return service
-        is_same = service.app.definition == app.definition
-        service.app, service.version = app, version
-        self._lending.expect(app)
-        service.failures.count = 0
-        await self.captures.redeployed(service, is_same=is_same)
-        if is_same:
-            service.dispatcher.set_capacity(app.scale.concurrency)
-        else:
-            service.recent_starts_s.clear()
-            for name in list(service.replicas):
-                self.cancel(service, name)
-                self.drain(service, name)
-        self._nudge(service)
+    def add(self, app: App, version: int) -> Service:
+        """An app that was not deployed until now."""
+        service: Service
+        want, failed = (lambda: self._want(service)), (lambda: service.failures.reason)
+        dispatcher = Dispatcher(self._clock, want, lambda: service.queue_s(), failed)
+        service = Service(app, version, dispatcher)
+        self.services[app.name] = service
+        self.expect(app)
         return service
 
-    async def fold(self, service: Service) -> None:
-        """Drains and ends the app's present replicas; returns when they have gone.
+    def expect(self, app: App) -> None:
+        """The app's replicas will want slots."""
+        self._lending.expect(app)
 
-        Only requests from now on start it again: the demand of before is met. A start that held
-        requests wait for is not a present replica.
-        """
-        service.dispatcher.demand.forget(self._clock.monotonic_s())
-        service.memory = Memory()
-        is_awaited = service.dispatcher.held > 0
-        await self._end_replicas(service, keep_starts=is_awaited)
+    def forget(self, app: str) -> None:
+        """The app is gone."""
+        self._telemetry.occupancy.forget(app)
 
-    async def _end_replicas(self, service: Service, *, keep_starts: bool) -> None:
+    def roll(self, service: Service) -> None:
+        """One step from an earlier version's replicas to those of the present one."""
+        now_s = self._clock.monotonic_s()
+        step = roll(service.roll_target, *service.current(), service.outdated(now_s))
+        for name in step.drain:
+            self.drain(service, name)
+        if service.failures.left_s(now_s) <= 0:
+            for _ in range(step.start if not service.failures.count else min(1, step.start)):
+                self.start(service)
+
+    async def end_replicas(self, service: Service, *, keep_starts: bool) -> None:
+        """Drains and ends the app's replicas; returns when they have gone."""
         kept = {
             name
             for name, replica in service.replicas.items()
@@ -171,31 +162,9 @@ class Fleet:
             service.gone.clear()
             await service.gone.wait()
 
-    async def delete(self, service: Service) -> None:
-        """Ends the app and removes what the machine and the state keep of it."""
-        app = service.app
-        del self.services[app.name]
-        refusal = Refusal(404, f"the app {app.name!r} was deleted", code="not_found")
-        service.dispatcher.close(refusal)
-        await self.captures.drop(service)
-        await self._end_replicas(service, keep_starts=False)
-        forget = partial(self._node.forget_app, app.tenant, app.name)
-        await surely(forget, f"{app.name}: cannot be deleted yet", self._clock)
-        await self._state.delete_app(app.tenant, app.name)
-        self._telemetry.occupancy.forget(app.name)
-
     def mounts(self, app: App) -> tuple[ModelMount, ...]:
         """The app's models as this machine has them; raises `NagaraError` for a missing one."""
         return tuple(self._models(name) for name in app.models)
-
-    def _new_service(self, app: App, version: int) -> Service:
-        service: Service
-        want, failed = (lambda: self._want(service)), (lambda: service.failures.reason)
-        dispatcher = Dispatcher(self._clock, want, lambda: service.queue_s(), failed)
-        service = Service(app, version, dispatcher)
-        self.services[app.name] = service
-        self._lending.expect(app)
-        return service
 
     # -- orders ----------------------------------------------------------------------------
 
@@ -235,7 +204,7 @@ class Fleet:
         if service is not None and replica is not None and replica.state is _S.READY:
             self._note_early_end(service, name, f"{name}: {reason}")
             self.drain(service, name)
-            self._nudge(service)
+            self.nudge(service)
 
     # -- starting --------------------------------------------------------------------------
 
@@ -252,7 +221,7 @@ class Fleet:
         self.start(service)
         return None
 
-    def _nudge(self, service: Service) -> None:
+    def nudge(self, service: Service) -> None:
         """Sees to it that held requests have something to wait for, or are told that not."""
         if service.dispatcher.held:
             refusal = self._want(service)
@@ -298,6 +267,7 @@ class Fleet:
             self._lending.ready(replica.lease)
         service.recent_starts_s.append(start_s)
         self._add_endpoint(service, replica, start_s, start)
+        self.roll(service)
 
     def _add_endpoint(
         self, service: Service, replica: Replica, start_s: float, start: Started | None
@@ -340,7 +310,7 @@ class Fleet:
         service.failures.note(reason, self._clock.monotonic_s())
         if replica.lease is not None:
             self._lending.failed(replica.lease, replica.app, reason)
-        self._nudge(service)
+        self.nudge(service)
         # Its end must be certain before another gets the slot, also if the node was unreachable.
         await self._stop_surely(replica.name)
         await self._state.set_replica(replica.name, _S.FAILED, reason)
@@ -349,7 +319,12 @@ class Fleet:
         await self._state.add_start(record)
 
     def _no_supply(self, service: Service, error: NoSupplyError) -> None:
-        service.short_until_s = self._clock.monotonic_s() + SHORT_PAUSE_S
+        now_s = self._clock.monotonic_s()
+        service.short_until_s = now_s + SHORT_PAUSE_S
+        for name in give_way(service.outdated(now_s)):
+            self.drain(service, name)
+            self.start(service)
+            return
         if not service.is_coming:
             said, after_s = f"{error.what}: {error.hint}", error.retry_after_s
             refusal = Refusal(503, said, code="no_supply", retry_after_s=after_s)
@@ -431,18 +406,19 @@ class Fleet:
     def adopt(self, status: ReplicaStatus) -> bool:
         """Routes a replica that an earlier control process left, if it fits."""
         service = self.services.get(status.app)
-        if service is None or not service.fits(status):
-            return False
-        if not self._supply.adopt(status.lease, service.app):
+        app = None if service is None else service.version_of(status)
+        if service is None or app is None or not self._supply.adopt(status.lease, app):
             return False
         now_s = self._clock.monotonic_s()
-        replica = Replica(status.replica, service.app, status.lease)
+        replica = Replica(status.replica, app, status.lease)
         replica.on(ReplicaEvent.READY)
         replica.ready_s = now_s
         self._register(service, replica)
         self._telemetry.slot_reserved(replica, Use.KEEP_ALIVE)
         self._add_endpoint(service, replica, 0.0, None)
         service.memory = after_restart(now_s)
+        if app.definition != service.app.definition:
+            service.roll_target += 1  # the change of versions that was under way goes on
         return True
 
     def lost(self, lost: Lost) -> None:
@@ -451,7 +427,7 @@ class Fleet:
             if same_grant(replica.lease, lost.lease):
                 self.cancel(service, name)
                 self.ended(name, None)
-                self._nudge(service)
+                self.nudge(service)
 
     def stop_unknown(self, name: str) -> None:
         """Ends a replica that nobody ordered, or that nobody remembers."""
@@ -480,7 +456,7 @@ class Fleet:
             self._note_early_end(service, name, f"{name} {how}")
             endpoint = service.dispatcher.remove(name)
             self._tasks.spawn(partial(self._retire, service, replica, endpoint), f"bury {name}")
-            self._nudge(service)
+            self.nudge(service)
         else:
             self._draining.cut(name)
 

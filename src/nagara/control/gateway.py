@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
 from yarl import URL
 
 from nagara.base.clock import Clock
@@ -281,14 +282,11 @@ class Gateway:
                     request.method, url, headers=headers, data=data, allow_redirects=False
                 ) as answer,
             ):
-                response = web.StreamResponse(
-                    status=answer.status,
-                    reason=answer.reason,
-                    headers=hop.response_headers(answer.headers, own),
-                )
+                response = _begun(request, answer, hop.response_headers(answer.headers, own))
                 await response.prepare(request)
-                async for piece in answer.content.iter_any():
-                    await response.write(piece)
+                if not isinstance(response, web.Response):
+                    async for piece in answer.content.iter_any():
+                        await response.write(piece)
                 await response.write_eof()
                 return response
         except TimeoutError as error:
@@ -298,6 +296,19 @@ class Gateway:
             what = f"the replica broke off: {error or type(error).__name__}"
             failure = Refusal(502, what, code="replica_failed")
             return _fail(request, response, failure, own, error)
+
+
+def _begun(
+    request: web.BaseRequest, answer: aiohttp.ClientResponse, headers: CIMultiDict[str]
+) -> web.StreamResponse:
+    """The client's answer: whole, if all of a small one is here already, so that it goes out in
+    one piece with its headers; else one whose body is still to be passed on."""
+    body = b""
+    if request.method != "HEAD" and answer.content.is_eof() and answer.content_length:
+        body = answer.content.read_nowait()
+    if body:
+        return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=body)
+    return web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
 
 
 def _write_access(call: _Call, path: str, status: int, total_s: float) -> None:

@@ -41,18 +41,20 @@ class Scaling:
         """One round over all apps."""
         now_s, begun_s = self._clock.monotonic_s(), time.perf_counter()
         for service in list(self._fleet.services.values()):
-            self._scale(service, now_s)
+            if not service.is_asleep:
+                self._scale(service, now_s)
         self._fleet.captures.tick()
         self._decided_s.add(seconds=time.perf_counter() - begun_s)
 
     def _scale(self, service: Service, now_s: float) -> None:
-        if any(endpoint.has_proven(now_s) for endpoint in service.dispatcher.endpoints.values()):
+        if service.has_proven(now_s):
             service.failures.count = 0
         decision, service.memory = decide(
             now_s, service.rules(), service.memory, service.demand(now_s), service.views(now_s)
         )
         for _ in range(_starts_allowed(service, decision, now_s)):
             self._fleet.start(service)
+        self._fleet.roll(service)
         for name in decision.cancel:
             self._fleet.cancel(service, name)
         for name in decision.drain:

@@ -81,6 +81,8 @@ class Service:
     failures: Failures = field(default_factory=Failures)
     capture: CaptureStatus = field(default_factory=CaptureStatus)
     recent_starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    earlier: dict[str, App] = field(default_factory=dict)  # versions by definition
+    roll_target: int = 0  # ready replicas when the present version was deployed
     short_until_s: float = 0.0  # there was no slot for it: until then only the tick tries
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # set when a replica has gone
     _learned: tuple[_Known, tuple[float, Warm | None]] | None = None  # from what, and what
@@ -114,6 +116,16 @@ class Service:
             self._learned = known, (idle_s, pre_warm(start_s, pauses_s, idle_s))
         return self._learned[1]
 
+    @property
+    def is_asleep(self) -> bool:
+        """At zero, and nothing but a request can change that: there is nothing to decide."""
+        return (
+            not self.replicas
+            and not self.dispatcher.demand.now
+            and not self.app.scale.min
+            and self.keep_alive()[1] is None
+        )
+
     def starts_at_once(self, now_s: float) -> int:
         """Replicas to start, beside those that come, because a request is about to be held."""
         if self.failures.count or now_s < self.short_until_s:
@@ -133,13 +145,39 @@ class Service:
             return self.app.timeouts.start_s + QUEUE_MIN_S
         return max(QUEUE_MIN_S, QUEUE_STARTS * max(self.recent_starts_s))
 
-    def fits(self, status: ReplicaStatus) -> bool:
-        """Whether a running replica is one of this app as it is defined now."""
-        return (
-            status.ready
-            and status.exit_code is None
-            and status.tenant == self.app.tenant
-            and status.definition == self.app.definition
+    def version_of(self, status: ReplicaStatus) -> App | None:
+        """The app as it was when this running replica was started; None if it is not of it."""
+        if not status.ready or status.exit_code is not None or status.tenant != self.app.tenant:
+            return None
+        if status.definition == self.app.definition:
+            return self.app
+        return self.earlier.get(status.definition)
+
+    def is_current(self, replica: Replica) -> bool:
+        """Whether the replica is of the present version."""
+        return replica.app.definition == self.app.definition
+
+    def has_proven(self, now_s: float) -> bool:
+        """Whether a replica of the present version has shown that it can run."""
+        endpoints = self.dispatcher.endpoints
+        return any(
+            replica.name in endpoints and endpoints[replica.name].has_proven(now_s)
+            for replica in self.replicas.values()
+            if self.is_current(replica)
+        )
+
+    def current(self) -> tuple[int, int]:
+        """Ready and starting replicas of the present version."""
+        mine = [replica for replica in self.replicas.values() if self.is_current(replica)]
+        ready = sum(replica.state is ReplicaState.READY for replica in mine)
+        return ready, sum(replica.state is ReplicaState.STARTING for replica in mine)
+
+    def outdated(self, now_s: float) -> tuple[ReplicaView, ...]:
+        """Ready replicas of versions before the present one."""
+        return tuple(
+            self._view(replica, now_s)
+            for replica in self.replicas.values()
+            if replica.state is ReplicaState.READY and not self.is_current(replica)
         )
 
     def cannot_start(self, retry_after_s: float) -> Refusal:
@@ -167,11 +205,15 @@ class Service:
         return self.dispatcher.demand.measured(self.dispatcher.held, now_s)
 
     def views(self, now_s: float) -> tuple[ReplicaView, ...]:
-        """The replicas that are ready or starting, as the autoscaler sees them."""
+        """The replicas that are ready or starting, as the autoscaler sees them.
+
+        Those of earlier versions are not among them: they go as the present one's come.
+        """
         return tuple(
             self._view(replica, now_s)
             for replica in self.replicas.values()
             if replica.state in (ReplicaState.STARTING, ReplicaState.READY)
+            and self.is_current(replica)
         )
 
     def _view(self, replica: Replica, now_s: float) -> ReplicaView:

@@ -17,6 +17,7 @@ from nagara.node.logs import ReplicaLogs
 from nagara.node.process_runtime import ProcessRuntime
 from nagara.node.replica_images import NodeImages
 from nagara.node.replica_trees import ReplicaTrees
+from nagara.node.sealing import SETTINGS_NAME, Sealing
 from nagara.node.snapshot_images import SnapshotImages
 from nagara.node.snapshots import NodeSnapshots
 from nagara.sandbox.keeper_client import KeeperClient
@@ -75,7 +76,7 @@ def _container_node(
     image = HostImage(state=state, needed=_own_environment())
     images = node_images(state)
     trees = ReplicaTrees(image, images, models=state / "models", programs=Path(sys.prefix) / "bin")
-    kept = SnapshotImages(images)
+    kept = SnapshotImages(images, Sealing(state / "snapshots" / SETTINGS_NAME))
     layers = FrozenLayers(folder / "layers", kept.layer)
     device = find_device()
     versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())

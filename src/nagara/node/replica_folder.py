@@ -4,6 +4,7 @@
        upper/ work/    its own layer of the root file system
        root/           where the root is mounted
        snapshot/       where the snapshot is mounted while it is restored
+       opened/         its files in memory, where they are encrypted
        bundle/         what the OCI runtime reads
        criu/           logs of the checkpoint tool
        pid             the first process, written by the runtime
@@ -73,6 +74,10 @@ class ReplicaFolder:
     @property
     def snapshot(self) -> Path:
         return self.path / "snapshot"
+
+    @property
+    def opened(self) -> Path:
+        return self.path / "opened"
 
     @property
     def bundle(self) -> Path:

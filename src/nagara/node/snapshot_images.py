@@ -6,7 +6,8 @@ own objects when all are here, else over the daemon that fetches them. Blocking:
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
@@ -18,7 +19,10 @@ from nagara.image.shelf import Fault, Shelf
 from nagara.image.tracing import wants_recording
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_images import NodeImages
+from nagara.node.sealing import Sealing, memory_folder, mount_memory, unmount_memory
 from nagara.snapshot.catalog import KIND, LAYER, MEMORY, Snapshot
+from nagara.snapshot.errors import BadSnapshotError
+from nagara.store.errors import CorruptError
 from nagara.store.ledger import Pin
 from nagara.store.roots import read_list
 
@@ -29,8 +33,9 @@ _ASKED = 4  # of many objects that are not here
 class SnapshotImages:
     """What a node's snapshots are kept and shown by."""
 
-    def __init__(self, images: NodeImages) -> None:
+    def __init__(self, images: NodeImages, sealing: Sealing) -> None:
         self._images = images
+        self.sealing = sealing
         self._lazy: dict[str, MountedImage] = {}  # of replicas that have just been restored
 
     def shelf(self, tenant: str) -> Shelf:
@@ -41,14 +46,16 @@ class SnapshotImages:
         """Who has a part of the store."""
         return self._images.opened().objects.tenant_names()
 
+    def has_tiers(self, tenant: str) -> bool:
+        """Whether there are other places that may have what is not here."""
+        return bool(self.shelf(tenant).store.transfer.tiers)
+
     def cannot_be_had(self, tenant: str, faults: Sequence[Fault]) -> list[Fault]:
         """Those of a snapshot's faults that no other tier makes up for.
 
         Raises `UnavailableError` when that cannot be found out.
         """
         shelf = self.shelf(tenant)
-        if not shelf.store.transfer.tiers:
-            return list(faults)
         # Who has some of a snapshot has all of it: its root came last.
         asked = [fault for fault in faults if fault.is_wrong] or list(faults[:_ASKED])
         return [fault for fault in asked if not shelf.is_elsewhere(fault.object)]
@@ -63,9 +70,10 @@ class SnapshotImages:
         self._images.opened().objects.ledger.pin(pin)
 
     def mount(self, folder: ReplicaFolder, snapshot: Snapshot) -> MountedImage:
-        """Shows the snapshot at `folder.snapshot`; fetching has begun of what is not here.
+        """Shows the snapshot at `folder.snapshot`, and its memory where `memory_of` says; fetching
+        has begun of what is not here.
 
-        Raises `MountError`, `StoreError`.
+        Raises `MountError`, `StoreError`, OSError.
         """
         mounts = self._images.opened()
         holder = self._holder(folder.name)
@@ -75,10 +83,21 @@ class SnapshotImages:
         if mounted.is_lazy:
             self._lazy[folder.name] = mounted
             mounts.fill(mounted)  # the tool reads all of it: nothing waits to be touched first
+        if snapshot.record.sealed_by is not None:
+            mount_memory(folder.opened)
+            for path in sorted((folder.snapshot / MEMORY).iterdir()):
+                self._open(snapshot, f"{MEMORY}/{path.name}", path, folder.opened / path.name)
         return mounted
+
+    def _open(self, snapshot: Snapshot, inside: str, sealed: Path, target: Path) -> None:
+        try:
+            self.sealing.open_file(snapshot.tenant, snapshot.name, inside, sealed, target)
+        except CorruptError as error:
+            raise BadSnapshotError(error.what, where=f"{snapshot.name}/{inside}") from error
 
     def unmount(self, folder: ReplicaFolder) -> None:
         """Nobody reads it there any more; the replica goes on holding its objects."""
+        unmount_memory(folder.opened)
         unmount_if_mounted(folder.snapshot)
 
     def forget(self, replica: str) -> None:
@@ -107,8 +126,22 @@ class SnapshotImages:
         except (NagaraError, OSError) as error:
             _log.warning("%s: its trace is not kept: %s", mounted.image.name, error)
 
-    def layer(self, snapshot: Snapshot) -> Path:
-        """The frozen layer as a file of this machine; fetched if need be."""
+    @contextmanager
+    def layer(self, snapshot: Snapshot, scratch: Path) -> Iterator[Path]:
+        """The frozen layer as a file of this machine; fetched if need be.
+
+        Args:
+            scratch: a folder to make for as long as it takes, if the layer is encrypted.
+        """
+        kept = self._kept_layer(snapshot)
+        if snapshot.record.sealed_by is None:
+            yield kept
+            return
+        with memory_folder(scratch) as folder:
+            self._open(snapshot, LAYER, kept, folder / LAYER)
+            yield folder / LAYER
+
+    def _kept_layer(self, snapshot: Snapshot) -> Path:
         shelf = self.shelf(snapshot.tenant)
         name = shelf.object_at(snapshot.image, LAYER)
         shelf.store.ensure(name)
@@ -128,4 +161,4 @@ class SnapshotImages:
 
 def memory_of(folder: ReplicaFolder) -> Path:
     """The tool's files of a mounted snapshot."""
-    return folder.snapshot / MEMORY
+    return folder.opened if folder.opened.is_mount() else folder.snapshot / MEMORY

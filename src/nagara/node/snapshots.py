@@ -108,6 +108,9 @@ class NodeSnapshots:
             if changed := snapshot.record.changed_host_file():
                 stale = f"{changed} has changed since the snapshot was made"
                 del by_name[name]
+            elif why := self._images.sealing.misfit(spec.tenant, snapshot.record.sealed_by):
+                stale = why
+                del by_name[name]
         if not by_name:
             return NoSnapshot(stale, capture_wanted=True)
         variants = {name: snapshot.record.variant for name, snapshot in by_name.items()}
@@ -122,13 +125,14 @@ class NodeSnapshots:
     async def verify(self, snapshot: Snapshot, replica: str) -> None:
         """From now on the replica holds the snapshot's objects.
 
-        Raises `HostMisfitError` or `BadSnapshotError` when it must not be restored.
+        Raises `SnapshotError` when it must not be restored.
         """
         await in_thread(self._verify, snapshot, replica)
 
     def _verify(self, snapshot: Snapshot, replica: str) -> None:
         self._images.pin(replica, snapshot)
-        self._catalog.check(snapshot, self._images.cannot_be_had)
+        has_tiers = self._images.has_tiers(snapshot.tenant)
+        self._catalog.check(snapshot, self._images.cannot_be_had if has_tiers else None)
 
     async def check_answer(self, running: Running, spec: ReplicaSpec, snapshot: Snapshot) -> None:
         """Asks the canary. Raises `BadSnapshotError` when the answer is not the recorded one."""
@@ -214,7 +218,17 @@ class NodeSnapshots:
             staging=staging,
             work=folder.criu,
         )
-        return dataclasses.replace(saved, is_levelled=is_levelled)
+        sealed_by = self._seal(staging, spec)
+        return dataclasses.replace(saved, is_levelled=is_levelled, sealed_by=sealed_by)
+
+    def _seal(self, staging: Path, spec: ReplicaSpec) -> str | None:
+        """Encrypts what was saved, where that is wanted; returns what names the key."""
+        if not self._images.sealing.is_on:
+            return None
+        try:
+            return self._images.sealing.seal(spec.tenant, staging.name, staging)
+        except (UsageError, OSError) as error:
+            raise CaptureError(f"cannot be sealed: {error}", where=spec.app) from error
 
     async def publish(
         self, staging: Path, spec: ReplicaSpec, saved: Saved, answer: str
@@ -245,6 +259,7 @@ class NodeSnapshots:
             memory_bytes=saved.memory_bytes,
             layer_bytes=saved.layer_bytes,
             notes=saved.notes,
+            sealed_by=saved.sealed_by,
         )
         put = self._catalog.publish(staging, spec.tenant, spec.app, record)
         _log.info(

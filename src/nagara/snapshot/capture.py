@@ -46,6 +46,7 @@ class Saved:
     """What a capture has written to its staging folder.
 
     `notes`: what it has left out. `is_levelled`: it needs no more than the level of `levelling`.
+    `sealed_by`: names the key that its files are encrypted with.
     """
 
     host_files: tuple[FileMark, ...]
@@ -54,6 +55,7 @@ class Saved:
     layer_bytes: int
     notes: tuple[str, ...] = ()
     is_levelled: bool = False
+    sealed_by: str | None = None
 
 
 def save(

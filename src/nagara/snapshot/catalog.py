@@ -28,7 +28,7 @@ from nagara.image.images import Image
 from nagara.image.shelf import Fault, Put, Shelf, Shelved
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.leftovers import kill_tools_in
-from nagara.snapshot.errors import BadSnapshotError, HostMisfitError
+from nagara.snapshot.errors import BadSnapshotError, RestoreError
 from nagara.snapshot.variant import Variant
 
 KIND = "snapshots"  # of the store's roots
@@ -37,6 +37,7 @@ _FORMAT = 2
 _BAD_LIMIT = 2
 _NOTED = "objects"  # file of a staging folder
 _KEY = re.compile(r"[0-9a-f]{1,64}")
+Elsewhere = Callable[[str, Sequence[Fault]], list[Fault]]
 _NAME = re.compile(r"[0-9a-f]{16}")  # becomes a folder, and may come from outside
 
 
@@ -79,6 +80,7 @@ class SnapshotRecord:
     memory_bytes: int
     layer_bytes: int
     notes: tuple[str, ...] = ()  # what was left out
+    sealed_by: str | None = None  # names the key that its files are encrypted with, if they are
 
     def changed_host_file(self) -> str | None:
         """A mapped file of the machine that is not as it was; None when all are."""
@@ -100,8 +102,9 @@ class SnapshotRecord:
             raise ValueError("another format of snapshot")
         variant = _variant(plain.pop("variant"))
         marks = tuple(FileMark.parse(text) for text in plain.pop("host_files"))
-        notes = tuple(plain.pop("notes"))
-        return cls(variant=variant, host_files=marks, notes=notes, **plain)
+        notes, sealed_by = tuple(plain.pop("notes")), plain.pop("sealed_by")
+        known = {"variant": variant, "host_files": marks, "notes": notes, "sealed_by": sealed_by}
+        return cls(**known, **plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,25 +227,34 @@ class Catalog:
 
     # -- looking after -----------------------------------------------------------------------
 
-    def check(
-        self,
-        snapshot: Snapshot,
-        cannot_be_had: Callable[[str, Sequence[Fault]], Sequence[Fault]] = lambda _, faults: faults,
-    ) -> None:
-        """Checks that the snapshot can be restored here; what was proven is not read again.
+    def check(self, snapshot: Snapshot, elsewhere: Elsewhere | None = None) -> None:
+        """Checks that all of the snapshot can be had; what was proven is not read again.
 
         Args:
-            cannot_be_had: those of a tenant's faults that other tiers do not make up for.
+            elsewhere: those of a tenant's faults that other tiers do not make up for; None where
+                there are no other tiers.
 
         Raises:
-            HostMisfitError: a mapped file of the machine has changed.
-            BadSnapshotError: a part of the snapshot is missing or damaged.
+            BadSnapshotError: an object is damaged, and the snapshot in quarantine; or the tiers do
+                not have what they said.
+            RestoreError: objects were evicted from here, and the snapshot with them.
         """
-        if changed := snapshot.record.changed_host_file():
-            raise HostMisfitError("has changed since the snapshot was made", where=changed)
         faults = self.shelf(snapshot.tenant).faults(as_shelved(snapshot))
-        if faults:
-            _refuse(snapshot, cannot_be_had(snapshot.tenant, faults))
+        if faults and elsewhere is not None:
+            faults = elsewhere(snapshot.tenant, faults)
+        if not faults:
+            return
+        fault = next((fault for fault in faults if fault.is_wrong), faults[0])
+        where = f"{snapshot.name}/{fault.path}"
+        if fault.is_wrong:
+            what = "does not have the content it was captured with"
+            self.quarantine(snapshot, f"{fault.path} {what}")
+            raise BadSnapshotError(what, where=where)
+        what = "is incomplete: a part is not in the store"
+        if elsewhere is not None:
+            raise BadSnapshotError(what, where=where)
+        self._remove(snapshot.tenant, snapshot.app, snapshot.record.key, snapshot.name)
+        raise RestoreError(what, where=where)
 
     def drop_others_like(self, snapshot: Snapshot) -> list[str]:
         """Removes the older snapshots that this one, of the same key and host class, replaces.
@@ -266,9 +278,11 @@ class Catalog:
 
     def remove(self, listed: Listed) -> None:
         """Removes one snapshot and its notes."""
-        self.shelf(listed.tenant).remove(root_name(listed.app, listed.key, listed.name))
-        notes = self._root / listed.tenant / listed.app / listed.key / listed.name
-        shutil.rmtree(notes, ignore_errors=True)
+        self._remove(listed.tenant, listed.app, listed.key, listed.name)
+
+    def _remove(self, tenant: str, app: str, key: str, name: str) -> None:
+        self.shelf(tenant).remove(root_name(app, key, name))
+        shutil.rmtree(self._root / tenant / app / key / name, ignore_errors=True)
 
     def forget_app(self, tenant: str, app: str) -> list[str]:
         """Removes all snapshots of an app; returns their names."""
@@ -387,15 +401,6 @@ def _variant(content: Mapping[str, Any]) -> Variant:
 def as_shelved(snapshot: Snapshot) -> Shelved:
     """The reverse of `snapshot_from`."""
     return Shelved(snapshot.image, snapshot.record.to_plain())
-
-
-def _refuse(snapshot: Snapshot, faults: Sequence[Fault]) -> None:
-    if not faults:
-        return
-    where = f"{snapshot.name}/{faults[0].path}"
-    if faults[0].is_wrong:
-        raise BadSnapshotError("does not have the content it was captured with", where=where)
-    raise BadSnapshotError("is incomplete: a part is not in the store", where=where)
 
 
 def _make_private(folder: Path) -> None:
