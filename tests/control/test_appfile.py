@@ -318,6 +318,19 @@ def test_devices_and_rebuilt_communicators_reach_the_replica() -> None:
     assert parse_apps(one(""), "f")[0].definition != app.definition
 
 
+SGLANG = '["python", "-m", "sglang.launch_server", "--enable-memory-saver"{}]'
+
+
+def test_a_sglang_without_a_copy_of_its_weights_releases_its_cache_alone() -> None:
+    cache = hooks(SGLANG.format(""))
+    assert [(step.path, step.body) for step in (*cache.before, *cache.after)] == [
+        ("/release_memory_occupation", '{"tags": ["kv_cache"]}'),
+        ("/resume_memory_occupation", '{"tags": ["kv_cache"]}'),
+    ]
+    whole = hooks(SGLANG.format(', "--enable-weights-cpu-backup"'))
+    assert [step.body for step in (*whole.before, *whole.after)] == ["{}", "{}"]
+
+
 def test_steps_of_the_file_stand_around_those_of_the_preset() -> None:
     keys = """snapshot = {preset = "sglang", before = [{path = "/drain", body = {now = true}}],
     after = [{command = ["touch", "/srv/back"]}]}""".replace("\n", "")

@@ -186,7 +186,15 @@ class _StepTable(_Table):
 class _SnapshotTable(_Table):
     canary: _CanaryTable | None = None
     preset: Literal[
-        "auto", "none", "python", "vllm", "vllm-deep", "sglang", "nagara", "nagara-carried"
+        "auto",
+        "none",
+        "python",
+        "vllm",
+        "vllm-deep",
+        "sglang",
+        "sglang-cache",
+        "nagara",
+        "nagara-carried",
     ] = "auto"
     weights: Literal["auto", "streamed", "carried"] = "auto"
     reach: Literal["same", "wide"] = "same"
