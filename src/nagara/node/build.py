@@ -78,8 +78,9 @@ def _container_node(
     trees = ReplicaTrees(image, images, models=state / "models", programs=Path(sys.prefix) / "bin")
     kept = SnapshotImages(images, Sealing(state / "snapshots" / SETTINGS_NAME))
     layers = FrozenLayers(folder / "layers", kept.layer)
+    device = find_device()
     versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
-    facts = read_host_facts(versions)
+    facts = read_host_facts(versions, device)
     runtime = ContainerRuntime(
         state=folder,
         trees=trees,
@@ -88,7 +89,7 @@ def _container_node(
         layers=layers,
         snapshots=kept,
         can_level=can_level(facts),
-        devices=DeviceOrders(find_device()),
+        devices=DeviceOrders(device),
     )
     missing = list(tools.missing)
     if shutil.which("mkfs.erofs") is None:
