@@ -245,6 +245,12 @@ class ImageMounts:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
+    def prepare(self, tenant: str, image: Image) -> None:
+        """Looks at what mounting the image will need, while the disk is idle."""
+        self._mark(tenant, image).exists()
+        (self._folder / "index" / tenant / str(image.index)).mkdir(parents=True, exist_ok=True)
+        self.objects.ledger.pins()
+
     def pins(self) -> list[Pin]:
         """Who holds what."""
         return self.objects.ledger.pins()
