@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from nagara.engine import weight_stream, weight_values
 from nagara.engine.errors import ModelFolderError
 from nagara.engine.modelfolder import check_model_folder, read_safetensors_header
-from nagara.engine.weight_stream import HostTarget, WeightStream, check_values, in_order, values_of
+from nagara.engine.weight_stream import HostTarget, NoTarget, WeightStream, in_order, values_of
 from nagara.engine.weight_values import CHUNK_BYTES, fold, fold_bytes, read_values
 
 SIZES = {
@@ -60,6 +61,13 @@ class Memory:
                 stream.seek(place.start)
                 expected = stream.read(place.end - place.start)
             assert self.pages[name][: len(expected)] == expected, name
+
+
+def check_values(places, expected):
+    """Reads for the values alone."""
+    stream = WeightStream([(place, NoTarget()) for place in places], expected)
+    stream.begin()
+    return stream.finish()
 
 
 def flip(place, offset=0):
@@ -155,6 +163,32 @@ def test_the_first_layers_can_be_used_while_the_last_are_read(model):
     place = model["model.embed_tokens.weight"]
     memory.holds({place.name: place})
     stream.finish()
+
+
+def test_whoever_waits_is_told_how_far_it_has_come(model):
+    gate, told = threading.Event(), []
+
+    class Waiting(HostTarget):
+        def take_cached(self, *_):
+            return 0, []
+
+        def put(self, *more):
+            gate.wait(60)
+            return super().put(*more)
+
+    memory = Memory(model)
+    targets = [(place, Waiting(target.address)) for place, target in memory.targets(model)]
+    stream = WeightStream(targets, readers=1)
+    stream.begin()
+
+    def tell(progress):
+        told.append(progress)
+        gate.set()
+
+    stream.finish(tell, every_s=0.01)
+    assert told[0].done_bytes == 0
+    assert told[0].total_bytes == sum(SIZES.values())
+    memory.holds(model)
 
 
 @pytest.mark.parametrize("name", [name for name, size in SIZES.items() if size])

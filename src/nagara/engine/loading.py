@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from nagara.engine.modelfolder import ModelFolder, check_model_folder, read_json
 from nagara.engine.settings import EngineSettings, cache_blocks
 from nagara.engine.streamed_weights import StreamedWeights, can_stream
 from nagara.engine.weight_memory import CudaMemory, HostMemory, find_memory_saver
-from nagara.engine.weight_stream import NoTarget, Streamed, WeightStream
+from nagara.engine.weight_stream import NoTarget, Progress, Streamed, WeightStream
 from nagara.engine.weight_values import read_values
 from nagara.engine.weights import MappedWeights, pick_dtype
 
@@ -34,7 +35,7 @@ log = logging.getLogger("nagara.engine")
 class Reading(Protocol):
     """Weights that are being read."""
 
-    def finish(self) -> Streamed: ...
+    def finish(self, tell: Callable[[Progress], None] | None = None) -> Streamed: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class LoadedModel:
             ModelFolderError: they are not what they should be.
         """
         if self.reading is not None:
-            log_streamed(self.reading.finish())
+            log_streamed(self.reading.finish(log_progress))
 
 
 def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
@@ -183,6 +184,11 @@ def _checking(folder: ModelFolder, settings: EngineSettings) -> WeightStream | N
     stream = WeightStream(targets, values, readers=settings.readers)
     stream.begin()
     return stream
+
+
+def log_progress(now: Progress) -> None:
+    done, total = now.done_bytes / 1e9, now.total_bytes / 1e9
+    log.info("weights: %.1f of %.1f GB, %.2f GB/s", done, total, now.gb_s)
 
 
 def log_streamed(done: Streamed) -> None:

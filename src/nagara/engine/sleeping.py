@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from nagara.engine.blocks import BlockPool
 from nagara.engine.graph_shapes import SPARE_BLOCKS
 from nagara.engine.graphs import StepGraphs
-from nagara.engine.loading import LoadedModel, log_streamed
+from nagara.engine.loading import LoadedModel, log_progress, log_streamed
 from nagara.engine.settings import EngineSettings, cache_blocks
 from nagara.engine.streams import Device
 from nagara.engine.weight_memory import MemorySaver
@@ -90,7 +90,7 @@ class Rest:
         """
         done = None
         if self._has_released and self._loaded.streamed is not None:
-            done = self._loaded.streamed.reload()
+            done = self._loaded.streamed.reload(log_progress)
             log_streamed(done)
             self._has_released = False
         blocks = self._fitting()
