@@ -150,6 +150,21 @@ def test_an_unknown_kind_of_image_is_refused_with_the_known_ones(image: str) -> 
     assert "registry:" in problem
 
 
+@pytest.mark.parametrize("image", ["oci:/x", "docker-archive:/x", "registry:h/n", "image:base"])
+def test_an_image_of_others_may_name_the_command(image: str) -> None:
+    text = one("").replace('"host"', f'"{image}"').replace('command = ["x"]\n', "")
+    (app,) = parse_apps(text, "f")
+    assert app.command == ()
+
+
+@pytest.mark.parametrize("image", ["host", "dir:/x", "venv:/x"])
+@pytest.mark.parametrize("command", ["", "command = []\n"])
+def test_what_has_no_command_of_its_own_needs_one(image: str, command: str) -> None:
+    text = one("").replace('"host"', f'"{image}"').replace('command = ["x"]\n', command)
+    (problem,) = problems(text)
+    assert problem.startswith("app.a.command: this key is required")
+
+
 def test_another_tree_of_the_same_source_is_another_definition() -> None:
     (app,) = parse_apps(one("").replace('"host"', '"dir:/x"'), "f")
     first, second = replace(app, image_index="a.1"), replace(app, image_index="b.1")

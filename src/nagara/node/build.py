@@ -25,7 +25,7 @@ from nagara.sandbox.runc import Runc
 from nagara.sandbox.tools import Tools, find_tools
 from nagara.snapshot.catalog import Catalog
 from nagara.snapshot.device.orders import DeviceOrders
-from nagara.snapshot.device.replica import find_device, key_parts
+from nagara.snapshot.device.replica import find_device
 from nagara.snapshot.facts import read_host_facts
 from nagara.snapshot.levelling import can_level
 
@@ -80,7 +80,7 @@ def _container_node(
     layers = FrozenLayers(folder / "layers", kept.layer)
     device = find_device()
     versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
-    facts = read_host_facts((*versions, *key_parts(device)))
+    facts = read_host_facts(versions, device)
     runtime = ContainerRuntime(
         state=folder,
         trees=trees,

@@ -239,7 +239,7 @@ class Catalog:
                 not have what they said.
             RestoreError: objects were evicted from here, and the snapshot with them.
         """
-        faults = self.shelf(snapshot.tenant).faults(as_shelved(snapshot))
+        faults = self.shelf(snapshot.tenant).faults(Shelved(snapshot.image, {}))
         if faults and elsewhere is not None:
             faults = elsewhere(snapshot.tenant, faults)
         if not faults:

@@ -5,12 +5,10 @@ of the snapshot as they are. Where a replica had nothing on a device there is no
 restore asks no driver. Blocking: worker threads only.
 """
 
-import logging
 from pathlib import Path
 
 from nagara.snapshot.device.cpu import CpuDevice
 from nagara.snapshot.device.cuda import CudaDevice
-from nagara.snapshot.device.errors import DeviceError
 from nagara.snapshot.device.orders import DeviceOrders, DeviceRecord
 from nagara.snapshot.device.protocol import Device
 from nagara.snapshot.errors import BadSnapshotError
@@ -19,26 +17,10 @@ from nagara.snapshot.processes import processes_of
 NOTE = "nagara-device.json"
 _DRIVER = Path("/dev/nvidiactl")
 
-_log = logging.getLogger(__name__)
-
 
 def find_device() -> Device:
     """The devices of this machine, going by the driver's own file."""
     return CudaDevice() if _DRIVER.exists() else CpuDevice()
-
-
-def key_parts(device: Device) -> tuple[str, ...]:
-    """What of the devices belongs to a snapshot's key: models and driver. Blocking: the driver is
-    asked. Nothing where there is none, or it does not answer."""
-    try:
-        facts = device.facts()
-    except DeviceError as error:
-        _log.warning("this machine's devices are not known: %s", error)
-        return ()
-    if not facts.uuids:
-        return ()
-    models = sorted((facts.names or {}).values())
-    return (f"driver {facts.driver}", *(f"device {model}" for model in models))
 
 
 def save_device(
