@@ -184,6 +184,22 @@ def test_memory_that_comes_back_at_its_place_is_cleared(folder, start):
     assert saver.done == [("pause", CACHE_TAG), ("resume", CACHE_TAG)]
 
 
+def test_a_cache_that_does_not_fit_again_is_made_anew(folder, start, monkeypatch):
+    engine = start(folder, kernel="torch", cache_tokens=None)
+    pool, before = engine._scheduler.pool, engine.stats().cache_blocks
+    saver = PoisoningSaver(engine._model)
+    engine._rest = Rest(engine._loaded, pool, engine._device, engine.settings, saver)
+    engine.start()
+    expected = answers(engine)
+    engine.sleep()
+    for module in ("settings", "sleeping"):
+        monkeypatch.setattr(f"nagara.engine.{module}.free_memory_bytes", lambda _device: 0)
+    woken = engine.wake()
+    assert not woken.keeps_graphs
+    assert woken.blocks < before
+    assert answers(engine) == expected
+
+
 def test_graphs_are_valid_after_weights_were_released_and_read_again(folder):
     checked = check_model_folder(folder)
     config = parse_model_config(checked.config, None)
