@@ -10,7 +10,7 @@ import torch
 from nagara.engine.blocks import BlockPool
 from nagara.engine.config import parse_model_config
 from nagara.engine.engine import Engine
-from nagara.engine.errors import EngineError, ModelFolderError
+from nagara.engine.errors import EngineError, ModelFolderError, UnsupportedError
 from nagara.engine.flat import FlatModel
 from nagara.engine.flat_weights import take_flat_weights
 from nagara.engine.graphs import RecordedGraphs
@@ -82,6 +82,12 @@ def test_released_weights_come_back_and_the_cache_is_empty(folder, start, kernel
     assert engine.stats().cache_blocks_held == 0
     assert answers(engine) == before
     assert engine.stats().prefix_hit_share < 1
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"kernel": "transformers"}])
+def test_what_cannot_be_streamed_is_refused_and_not_passed_over(folder, start, settings):
+    with pytest.raises(UnsupportedError, match="streamed"):
+        start(folder, **settings)
 
 
 def test_weights_that_are_kept_are_not_read_again(folder, start):

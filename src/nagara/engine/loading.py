@@ -76,7 +76,7 @@ def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
     generation = read_json_object(generation_file) if generation_file.exists() else None
     config, is_flat = choose_path(folder.config, generation, settings)
     dtype = pick_dtype(settings.dtype, config.dtype)
-    streamed = _streamed(folder, dtype, settings) if is_flat else None
+    streamed = _streamed(folder, dtype, settings, is_flat=is_flat)
     reading = streamed or _checking(folder, settings)
     model, copied = build_model(folder, config, dtype, settings, streamed, is_flat=is_flat)
     if settings.is_batch_invariant and not model.is_batch_invariant:
@@ -161,11 +161,23 @@ def build_model(
 
 
 def _streamed(
-    folder: ModelFolder, dtype: torch.dtype, settings: EngineSettings
+    folder: ModelFolder, dtype: torch.dtype, settings: EngineSettings, *, is_flat: bool
 ) -> StreamedWeights | None:
-    """Where weights are streamed to; None where they are mapped, or their type is to change."""
-    is_wanted = settings.weights == "streamed" or settings.device != "cpu"
-    if not is_wanted or not can_stream(folder, dtype):
+    """Where weights are streamed to; None where they are mapped, or cannot be streamed.
+
+    Raises:
+        UnsupportedError: they cannot be, and it was asked for.
+    """
+    if settings.weights != "streamed" and settings.device == "cpu":
+        return None
+    if not is_flat or not can_stream(folder, dtype):
+        if settings.weights == "streamed":
+            raise UnsupportedError(
+                "weights are streamed in the type they are stored in, and for models whose "
+                "forward pass is the engine's own",
+                where="weights",
+                hint="--weights auto, or --dtype auto",
+            )
         return None
     memory = (
         HostMemory()

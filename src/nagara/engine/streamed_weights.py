@@ -28,8 +28,12 @@ class _Placed:
 
 
 def can_stream(folder: ModelFolder, dtype: torch.dtype) -> bool:
-    """Whether all weights are stored in the type they are computed in: bytes are not changed."""
-    return all(TORCH_DTYPES.get(place.dtype) is dtype for place in folder.tensors.values())
+    """Whether all weights are stored in the type they are computed in: bytes are not changed.
+
+    Old folders also hold the ropes' frequencies, in float32; they are computed, not taken.
+    """
+    places = (p for p in folder.tensors.values() if not p.name.endswith("inv_freq"))
+    return all(TORCH_DTYPES.get(place.dtype) is dtype for place in places)
 
 
 class StreamedWeights:
