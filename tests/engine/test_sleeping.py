@@ -206,6 +206,24 @@ def test_a_cache_that_does_not_fit_again_is_made_anew(folder, start, monkeypatch
     assert answers(engine) == expected
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_weights_go_and_come_and_graphs_stay_valid(folder, start):
+    engine = start(folder, weights="auto", device="cuda", dtype="float32", cache_tokens=2048)
+    engine.start()
+    before = answers(engine)
+    captured = len(engine._core.graphs)
+    free = torch.cuda.mem_get_info()[0]
+    engine.sleep(releases_weights=True)
+    assert torch.cuda.mem_get_info()[0] > free
+    woken = engine.wake()
+    assert answers(engine) == before
+    if not engine._loaded.streamed.can_release:
+        pytest.skip("needs torch-memory-saver for the rest")
+    assert woken.weights.size_bytes == check_model_folder(folder).weight_bytes
+    assert woken.keeps_graphs
+    assert len(engine._core.graphs) == captured > 0
+
+
 def test_graphs_are_valid_after_weights_were_released_and_read_again(folder):
     checked = check_model_folder(folder)
     config = parse_model_config(checked.config, None)
