@@ -413,16 +413,33 @@ async def test_logs_of_the_newest_replica(stand: Any, text: Any) -> None:
     assert [name] == list(stand.node.live)
 
 
-async def test_an_unreachable_node_is_said_and_survived(stand: Any, text: Any, until: Any) -> None:
-    await stand.up(text())
+async def test_a_node_that_is_away_for_a_moment_costs_neither_requests_nor_replicas(
+    stand: Any, text: Any, until: Any
+) -> None:
+    await stand.up(text("warm"), text("cold"))
+    await stand.get("/warm/health")
+    (warm,) = stand.node.live
+    await asyncio.sleep(2.1)  # kept connections have ended: the next request dials
     stand.node.is_reachable = False
-    request = asyncio.create_task(stand.get("/smol/health"))
-    status, body = await request
-    assert status == 503
-    assert "out of reach" in json.loads(body)["error"]["message"]
+    requests = [asyncio.create_task(stand.get(f"/{app}/health")) for app in ("warm", "cold") * 3]
+    await asyncio.sleep(0.5)
+    assert not any(request.done() for request in requests)
     stand.node.is_reachable = True
+    assert {status for status, _ in await asyncio.gather(*requests)} == {200}
+    assert warm in stand.node.live
+    app = await stand.app("cold")
+    assert app["failures"] == 0
 
-    async def is_served() -> bool:
-        return bool((await stand.get("/smol/health"))[0] == 200)
 
-    await until(is_served)
+async def test_a_node_that_stays_away_is_said(
+    stand: Any, text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nagara.control.dispatch.AWAY_S", 0.3)
+    await stand.up(text(timeouts='{queue = "1s"}'))
+    await stand.get("/smol/health")
+    await asyncio.sleep(2.1)
+    stand.node.is_reachable = False
+    status, body = await stand.get("/smol/health")
+    error = json.loads(body)["error"]
+    assert (status, error["code"]) == (503, "queue_timeout")
+    stand.node.is_reachable = True

@@ -14,6 +14,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.tracing import Trace
 
 from nagara.base.errors import NagaraError
+from nagara.contract.node import NodeUnavailableError
 
 KEEP_ALIVE_S = 2.0
 _READ_BUFFER_BYTES = 256 * 1024
@@ -21,6 +22,8 @@ _READ_BUFFER_BYTES = 256 * 1024
 
 class DialError(NagaraError):
     """No connection to the replica could be opened: nothing of the request was sent."""
+
+    is_node_away = False  # its machine's agent does not answer; of the replica nothing is known
 
 
 class _NodeConnector(aiohttp.BaseConnector):
@@ -40,7 +43,9 @@ class _NodeConnector(aiohttp.BaseConnector):
         try:
             connected = await self._dial()
         except (NagaraError, OSError) as error:
-            raise DialError(f"the replica cannot be reached: {error}") from error
+            failed = DialError(f"the replica cannot be reached: {error}")
+            failed.is_node_away = isinstance(error, NodeUnavailableError)
+            raise failed from error
         try:
             loop = asyncio.get_running_loop()
             _, protocol = await loop.create_connection(self._factory, sock=connected)
