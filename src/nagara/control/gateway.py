@@ -40,6 +40,7 @@ from nagara.control.upstream import DialError
 from nagara.control.websocket import relay_websocket
 
 MAX_ROUTED_BODY_BYTES = 64 * 2**20
+ROUTED_BODY_S = 60.0  # how long a body may take whose model decides where it goes
 _HELD_BODY_BYTES = 128 * 1024  # what a held request's unread body may occupy in buffers
 _PIECE_BYTES = 256 * 1024
 _TRIES = 3
@@ -397,11 +398,16 @@ async def _read_json(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
     if request.headers.get("Expect", "").lower() == "100-continue":
         await _send_continue(request)
     body = bytearray()
-    async for piece in request.content.iter_any():
-        body += piece
-        if len(body) > MAX_ROUTED_BODY_BYTES:
-            raise Refusal(413, "the body is too large to look for its model",
-                          code="too_large")  # fmt: skip
+    try:
+        async with asyncio.timeout(ROUTED_BODY_S):
+            async for piece in request.content.iter_any():
+                body += piece
+                if len(body) > MAX_ROUTED_BODY_BYTES:
+                    raise Refusal(413, "the body is too large to look for its model",
+                                  code="too_large")  # fmt: skip
+    except TimeoutError:
+        raise Refusal(408, f"the body did not come within {ROUTED_BODY_S:g} s",
+                      code="slow_body") from None  # fmt: skip
     try:
         document = json.loads(bytes(body))
     except ValueError as error:
