@@ -10,7 +10,7 @@ MODEL := $(NAGARA_STATE)/models/smollm2/nagara-model.json
 
 CHAOS_SECONDS ?= 600
 
-.PHONY: demo test test-servers check chaos bench format setup model tools transcript clean
+.PHONY: demo test test-servers restores check chaos bench format setup model tools transcript clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -20,6 +20,7 @@ help:
 	@echo "make test    all checks and all tests"
 	@echo "make test-servers  real servers (vLLM, llama.cpp, FastAPI ...), some GB of environments"
 	@echo "make chaos   ten minutes of killed processes and full disks under load (needs root)"
+	@echo "make restores  a torch server put back 200 times under requests"
 	@echo "make check   formatting, lint, types, import rules, size budgets"
 	@echo "make bench   the headline measurement; nagara bench --help lists all"
 	@echo "make format  format the code"
@@ -40,6 +41,9 @@ test-servers: model tools
 
 chaos: tools
 	$(BIN)/python scripts/chaos.py --seconds $(CHAOS_SECONDS)
+
+restores: model tools
+	NAGARA_RESTORES=200 $(BIN)/pytest tests/whole/test_restores.py
 
 check: setup
 	$(BIN)/ruff format --check

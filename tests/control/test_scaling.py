@@ -154,6 +154,19 @@ class TestCaptures:
         assert kinds == ["restored", "plain"]
         assert len(stand.node.captured) == 1
 
+    async def test_many_plain_starts_at_once_are_followed_by_one_capture(
+        self, stand: Any, text: Any
+    ) -> None:
+        script = stand.node.scripts["smol"]
+        script.can_snapshot, script.capture_s = True, 3
+        await stand.up(text(scale="{min = 4, max = 4}"), slots=8)
+        await stand.clock.advance(3)
+        starts = await stand.starts("smol", 4)
+        assert [start["kind"] for start in starts] == ["plain"] * 4
+        await stand.clock.advance(30)
+        assert (await stand.app())["capture"]["state"] == "done"
+        assert len(stand.node.captured) == 1
+
     async def test_a_capture_gives_its_slot_to_a_request_and_is_tried_again(
         self, stand: Any, text: Any, until: Any
     ) -> None:

@@ -26,6 +26,10 @@ BENCHMARKS: dict[str, Entry] = {
         "nagara.cli.bench_coldstart:coldstart",
         "From a request to the first token, started plainly and restored.",
     ),
+    "clones": Entry(
+        "nagara.cli.bench_clones:clones",
+        "Many replicas put back from one snapshot at once, against one.",
+    ),
     "rounds": Entry(
         "nagara.cli.bench_rounds:rounds",
         "Folded to zero and called by several at once, many times; what is left afterwards.",
@@ -37,6 +41,14 @@ BENCHMARKS: dict[str, Entry] = {
     "overlap": Entry(
         "nagara.cli.bench_engine:overlap",
         "How busy the device is with and without a step in flight.",
+    ),
+    "device": Entry(
+        "nagara.cli.bench_device:device",
+        "Restored starts with a (simulated) device against the bound their parts set.",
+    ),
+    "weights": Entry(
+        "nagara.cli.bench_weights:weights",
+        "Reading weights into memory against what the machine reads at all.",
     ),
     "engine": Entry(
         "nagara.cli.bench_engine:engine",

@@ -35,11 +35,15 @@ COMMANDS: dict[str, Entry] = {
     "snapshot": Entry(
         "nagara.cli.snapshot:snapshot", "Show saved replicas, and why an app has none."
     ),
+    "secret": Entry("nagara.cli.secret:secret", "Set, list and remove the values of secrets."),
     "image": Entry("nagara.cli.image:image", "Import, mount and compare images."),
     "store": Entry("nagara.cli.store:store", "Look after objects and the tiers behind them."),
     "cache": Entry("nagara.cli.cache:cache", "Serve objects to the other machines of a zone."),
     "models": Entry("nagara.cli.models:models", "Add, list and remove model folders."),
     "engine": Entry("nagara.cli.engine:engine", "Serve one model with nagara's own engine."),
+    "device": Entry(
+        "nagara.cli.device:device", "Show this machine's devices, and try saving on them out."
+    ),
     "pool": Entry("nagara.cli.pool:pool", "Show and steer the machines that are kept ready."),
     "bench": Entry("nagara.cli.bench:bench", "Measure; every figure of the README comes from it."),
     "doctor": Entry("nagara.cli.doctor:doctor", "Try out what this machine can do; list leaks."),

@@ -23,11 +23,13 @@ def from_document(document: dict[str, Any]) -> App:
             **values,
             "models": tuple(values["models"]),
             "command": tuple(values["command"]),
+            "devices": tuple(values.get("devices", ())),  # () of an app deployed earlier
             "env": tuple((name, value) for name, value in values["env"]),
+            "secrets": tuple(values.get("secrets", ())),
             "canary": Canary(**values["canary"]),
             "limits": Limits(**values["limits"]),
             "hooks": _hooks(values["hooks"]) if "hooks" in values else SnapshotHooks(),
-            "rules": SnapshotRules(**values.get("rules", {})),  # not in older documents
+            "rules": SnapshotRules(**values.get("rules", {})),
             "scale": Scale(**values["scale"]),
             "timeouts": Timeouts(**values["timeouts"]),
         }

@@ -179,7 +179,7 @@ class Captures:
             spec = app.spec(self._mounts(app))
             report = await self._node.capture(CaptureOrder(name, lease, spec))
         except NagaraError as error:
-            report = CaptureReport(snapshot=None, reason=error.what)
+            report = CaptureReport(snapshot=None, reason=_without_secrets(app) + error.what)
         except asyncio.CancelledError:
             await asyncio.shield(self._make_sure(name, "stopped", "gave way"))
             raise
@@ -219,3 +219,13 @@ class Captures:
             status.state = "wanted"
             self._wanted.append(service)
         self._supply.release(lease)
+
+
+def _without_secrets(app: App) -> str:
+    """What may be the reason when a replica that is to be saved does not come up."""
+    if not app.secrets or app.rules.with_secrets:
+        return ""
+    return (
+        f"without {', '.join(app.secrets)}, as a replica that is saved is started "
+        '(snapshot.secrets = "allow" lets its snapshot hold secrets): '
+    )

@@ -24,6 +24,7 @@ from nagara.contract.node import Node
 from nagara.contract.replica import ModelMount
 from nagara.control.api import Api
 from nagara.control.app_images import with_images
+from nagara.control.app_secrets import AppSecrets
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import KEY_FILE, Auth
 from nagara.control.client import CONTROL_FILE
@@ -154,7 +155,8 @@ class Control:
                 async with asyncio.TaskGroup() as group:
                     tasks = Tasks(group)
                     pool = await self._pool(database)
-                    node = Machines(self._node, pool, self._nodes)
+                    values = AppSecrets(self._state_dir).values
+                    node = Machines(self._node, pool, self._nodes, values)
                     fleet = Fleet(
                         *(node, Lending(pool), state, self._models, self._clock, tasks),
                         self._telemetry,

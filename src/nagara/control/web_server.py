@@ -28,6 +28,7 @@ class _Connection(RequestHandler):
         self._head_s = head_s
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._tail = b""  # of the head so far
         self._is_answering = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -42,9 +43,12 @@ class _Connection(RequestHandler):
         if not self._is_answering:
             self._await_head()
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and b"\r\n\r\n" not in data:
+            if b"\r\n\r\n" in self._tail + data:
+                self._is_answering = True  # what follows is a body, or the next one's head
+            elif self._head_bytes > MAX_HEAD_BYTES:
                 self._cut()
                 return
+            self._tail = data[-3:]
         super().data_received(data)
 
     def begins(self) -> None:
