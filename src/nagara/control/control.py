@@ -39,6 +39,7 @@ from nagara.control.machines import Machines, Nodes
 from nagara.control.nodewatch import NodeWatch
 from nagara.control.pool_record import PoolRecord
 from nagara.control.refusal import Refusal
+from nagara.control.retention import Retention
 from nagara.control.scaling import Scaling
 from nagara.control.sql import Database
 from nagara.control.state import State
@@ -154,6 +155,7 @@ class Control:
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = Tasks(group)
+                    tasks.spawn(Retention(database, self._clock).run, "retention")
                     pool = await self._pool(database)
                     values = AppSecrets(self._state_dir).values
                     node = Machines(self._node, pool, self._nodes, values)
