@@ -1,6 +1,7 @@
 """Snapshots that lie encrypted: nothing readable is kept, and nothing changed is opened."""
 
 import base64
+import errno
 import json
 import os
 import secrets
@@ -197,6 +198,33 @@ async def test_with_another_key_or_none_it_is_a_plain_start_and_the_snapshot_sta
     monkeypatch.undo()
     report = await shared.start(sealed_app)
     assert report.kind is StartKind.RESTORED
+    await shared.stop(report.replica)
+
+
+@pytest.mark.root
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("part", ["memory/pages-1.img", "layer.erofs"])
+async def test_what_fails_while_it_is_opened_is_a_plain_start_and_leaves_nothing(
+    shared, sealed_app, monkeypatch, part
+):
+    await shared.node._snapshots._layers.unmount_all()  # so that the layer is opened again
+    sealing = shared.node._snapshots._images.sealing
+    real = sealing.open_file
+
+    def fail(tenant, name, inside, sealed, target):
+        real(tenant, name, inside, sealed, target)
+        if inside == part:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(sealing, "open_file", fail)
+    report = await shared.start(sealed_app)
+    assert report.kind is StartKind.PLAIN
+    assert "Cannot allocate memory" in report.fallback
+    await shared.stop(report.replica)
+    assert shared.leftovers() == []
+    monkeypatch.undo()
+    report = await shared.start(sealed_app)
+    assert (report.kind, report.fallback) == (StartKind.RESTORED, None)
     await shared.stop(report.replica)
 
 
