@@ -71,8 +71,12 @@ def test_what_is_saved_is_listed_with_its_state_and_what_was_left_out(tmp_path: 
 
 def test_one_is_shown_by_its_name_or_its_apps(tmp_path: Path) -> None:
     name = publish(tmp_path, "good").name
+    (shown,) = json.loads(run(tmp_path, "show", "good"))
+    assert shown["stored_bytes"] > 13096
+    assert shown["shared_bytes"] == 0
     publish(tmp_path, "other")
     (shown,) = json.loads(run(tmp_path, "show", "good"))
+    assert shown["shared_bytes"] == 4096  # the same frozen layer
     assert shown == json.loads(run(tmp_path, "show", name))[0]
     assert shown["cpu_flags"] == ["avx"]
     done = CliRunner().invoke(main, ["--state", str(tmp_path), "snapshot", "show", "nobody"])

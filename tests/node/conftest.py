@@ -7,6 +7,8 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +46,7 @@ from nagara.store.roots import put_list
 if TYPE_CHECKING:
     from nagara.contract.node import Node
 
+NAGARA = (sys.executable, "-m", "nagara.cli.main")
 APP = (Path(__file__).parent.parent / "apps/obedient.py").read_text()
 
 
@@ -128,6 +131,13 @@ class Yard:
         answer = await self.ask(replica, "/", json.dumps(code))
         assert answer.status == 200, answer.body.decode()
         return json.loads(answer.body)
+
+    def command(self, *words: str) -> list[dict[str, Any]]:
+        """What `nagara snapshot` says, as another process than the node's."""
+        command = [*NAGARA, "--state", str(self.state), "snapshot", *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout, done.stderr
+        return list(json.loads(done.stdout)["snapshots"])
 
     # -- what the store has of snapshots -----------------------------------------------------
 

@@ -67,6 +67,11 @@ class House:
         self.agent = 0
         self.bystander = ""
         self.saved_at = None
+        far = folder / "far"
+        far.mkdir()
+        (yard.state / "store").mkdir(mode=0o700)
+        tier = {"kind": "folder", "path": str(far), "name": "far"}
+        (yard.state / "store/settings.json").write_text(json.dumps({"tiers": [tier]}))
         self.good = yard.spec(app="good", env={"FIRST": "hoard = b'x' * (30 << 20)"})
         self.starter = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent.parent / "apps/agents.py")],
@@ -126,10 +131,12 @@ class House:
             folder.close()
 
     def leftovers(self):
-        layers = str(self.yard.state.resolve() / "node/layers")
+        """Without what a running agent keeps: frozen layers, the file daemon and its mount."""
+        kept = [str(self.yard.state.resolve() / part) for part in ("node/layers", "files")]
+        kept += ["layer folder", "file daemon"]
         bystanders = {f"process {pid}" for pid in processes_naming(self.bystander, exact=True)}
         found = set(self.yard.leftovers()) - bystanders
-        return sorted(t for t in found if "layer folder" not in t and layers not in t)
+        return sorted(thing for thing in found if not any(part in thing for part in kept))
 
     def end(self):
         for pid in (self.agent, self.starter.pid):
@@ -211,6 +218,24 @@ async def test_an_agent_killed_at_any_point_is_followed_by_one_that_finds_all_we
     report = await house.yard.start(house.good)
     assert report.kind == "restored"
     assert (await house.yard.ask(report.replica)).body == b"ready"
+    await house.yard.stop(report.replica)
+    await house.check()
+
+
+@pytest.mark.parametrize("point", [point for point in AGENT_POINTS if "restore." in point])
+async def test_an_agent_killed_while_a_snapshot_comes_from_elsewhere_leaves_nothing(house, point):
+    await house.save_good()
+    house.yard.command("push", "good", "--to", "far")
+    house.yard.command("rm", "good")
+    house.fault.write_text(f"kill {point}")
+    outcome = await act(house, "restore")
+    assert not house.fault.exists(), f"{point} was not reached: {outcome}"
+    assert isinstance(outcome, NodeUnavailableError)
+    await house.until_dead()
+    await house.begin()
+    await house.check()
+    report = await house.yard.start(house.good)
+    assert (report.kind, report.fallback) == ("restored", None)
     await house.yard.stop(report.replica)
     await house.check()
 

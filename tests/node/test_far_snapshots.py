@@ -18,22 +18,13 @@ from nagara.image.prefetch import boot_id
 from nagara.image.trace import read_trace
 from nagara.testing.origin import Behaviour, running_origin
 
-from .conftest import taken_down
+from .conftest import NAGARA, taken_down
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 APP = "travelling"
-NAGARA = (sys.executable, "-m", "nagara.cli.main")
 # More than a large object's limit, and the same in each capture but for where it lies.
 FIRST = "import os; os.mkdir('/srv/made'); hoard = os.urandom(80 << 20)"
-
-
-def nagara(state, *words):
-    """What the command says about snapshots, as JSON."""
-    command = [*NAGARA, "--state", str(state), "snapshot", *words, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout, done.stderr
-    return json.loads(done.stdout)["snapshots"]
 
 
 @contextmanager
@@ -65,7 +56,7 @@ async def machines(make_yard, tools, tmp_path_factory):
         try:
             report = await one.capture(one.spec(app=APP, env={"FIRST": FIRST}))
             assert report.reason is None
-            (row,) = nagara(one.state, "push", APP, "--to", "zone")
+            (row,) = one.command("push", APP, "--to", "zone")
             assert row["snapshot"] == report.snapshot
             assert row["moved_objects"] == row["objects"] > 5
             assert row["moved_bytes"] > 80 << 20
@@ -155,16 +146,16 @@ async def test_what_a_verification_finds_is_in_quarantine_until_it_is_pulled(mac
     await started(other, spec)
     await until(lambda: is_local(other))
     (root,) = other.roots(APP)
-    assert nagara(other.state, "verify", APP)[0]["wrong"] == []
+    assert other.command("verify", APP)[0]["wrong"] == []
     place, path = next(item for item in other.objects(root).items() if "pages-" in item[0])
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    assert nagara(other.state, "verify", APP)[0]["wrong"] == [place]
+    assert other.command("verify", APP)[0]["wrong"] == [place]
     report = await other.start(spec)
     assert (report.kind, report.fallback) == (StartKind.PLAIN, "its snapshot is in quarantine")
     await other.stop(report.replica)
-    (row,) = nagara(other.state, "pull", APP)
+    (row,) = other.command("pull", APP)
     assert row["moved_objects"] == 1
     await started(other, spec)
 
@@ -173,16 +164,16 @@ async def test_a_snapshot_that_was_removed_comes_from_elsewhere_again(machines):
     one, other = machines
     spec = other.spec(app=APP, env={"FIRST": FIRST})
     await started(other, spec)
-    nagara(other.state, "rm", APP)
+    other.command("rm", APP)
     assert other.roots(APP) == []
     await started(other, spec)
-    (row,) = nagara(one.state, "rm", APP, "--from", "zone")
+    (row,) = one.command("rm", APP, "--from", "zone")
     assert one.roots(APP)[0].name.endswith(row["snapshot"])
-    nagara(other.state, "rm", APP)
+    other.command("rm", APP)
     report = await other.start(spec)
     assert (report.kind, report.fallback) == (StartKind.PLAIN, "there is no snapshot yet")
     await other.stop(report.replica)
-    nagara(one.state, "push", APP, "--to", "zone")
+    one.command("push", APP, "--to", "zone")
     await started(other, spec)
 
 
@@ -219,7 +210,7 @@ async def test_a_snapshot_of_an_image_is_restored_where_the_same_image_was_broug
     assert specs[0].image_index == specs[1].image_index
     shutil.rmtree(venv)  # what was saved is of the image, not of this machine
     assert (await one.capture(specs[0])).reason is None
-    nagara(one.state, "push", "imaged", "--to", "zone")
+    one.command("push", "imaged", "--to", "zone")
     report = await other.start(specs[1])
     assert (report.kind, report.fallback) == (StartKind.RESTORED, None)
     assert await other.tell(report.replica, "answer = place") == "first"
@@ -237,7 +228,7 @@ async def test_what_does_not_come_from_the_tier_is_not_held_against_the_snapshot
         settings = json.loads((one.state / "store/settings.json").read_text())
         settings["tiers"].append({"kind": "folder", "path": str(far)})
         (one.state / "store/settings.json").write_text(json.dumps(settings))
-        nagara(one.state, "push", APP, "--to", "folder")
+        one.command("push", APP, "--to", "folder")
         set_tier(third, origin.url)
         await third.open()
         try:

@@ -1,5 +1,6 @@
 """Snapshots in the store: whole or not there, verified, set aside."""
 
+import errno
 import json
 import os
 from collections import defaultdict
@@ -139,6 +140,26 @@ def test_its_image_has_all_that_was_saved_and_nothing_was_copied(catalog, house)
         path = house.object(snapshot, place)
         assert path.read_bytes() == contents[place]
         assert path.stat().st_ino == before[place]
+
+
+def test_where_the_store_is_on_another_disk_it_is_copied_and_checked(catalog, house, monkeypatch):
+    local = type(house.shelf("default").local)
+    adopt = local.adopt
+
+    def adopt_of_one_disk(self, temporary, *arguments):
+        if not temporary.is_relative_to(self.root):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        adopt(self, temporary, *arguments)
+
+    monkeypatch.setattr(local, "adopt", adopt_of_one_disk)
+    staging = staged(catalog)
+    contents = {place: (staging / place).read_bytes() for place in FILES}
+    snapshot = snapshot_from(
+        "default", catalog.publish(staging, "default", "app", record_of()).shelved
+    )
+    for place, content in contents.items():
+        assert house.object(snapshot, place).read_bytes() == content
+    check(catalog, snapshot)
 
 
 def test_what_two_snapshots_have_in_common_is_there_once(catalog, house):

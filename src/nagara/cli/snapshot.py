@@ -20,7 +20,7 @@ from nagara.cli.snapshot_moving import COMMANDS, json_option
 from nagara.control.client import connect
 from nagara.control.errors import ControlError
 from nagara.snapshot import hooks as hook_module
-from nagara.snapshot.catalog import Catalog, Listed, Snapshot
+from nagara.snapshot.catalog import Catalog, Listed, Snapshot, as_shelved
 
 _STATES = {"unknown": "not yet", "wanted": "waiting", "running": "being made"}
 
@@ -108,7 +108,10 @@ def row_of(catalog: Catalog, listed: Listed, *, with_needs: bool = False) -> dic
         "reasons": reasons,
     }
     if with_needs:
+        stored, shared = catalog.shelf(listed.tenant).shared_bytes(as_shelved(snapshot))
         row |= {
+            "stored_bytes": stored,
+            "shared_bytes": shared,
             "memory_bytes": record.memory_bytes,
             "layer_bytes": record.layer_bytes,
             "key": record.key,

@@ -278,6 +278,15 @@ class Shelf:
             paths = paths if paths is not None else self.paths(image)
             yield Fault(paths.get(name, str(name)), name, was_here)
 
+    def shared_bytes(self, shelved: Shelved) -> tuple[int, int]:
+        """What an image's objects take, and how much of that others of the shelf need as well."""
+        mine = self.local.listed(str(shelved.image.list)) or frozenset()
+        others: set[str] = set()
+        for other in self.all():
+            if other.name != shelved.name:
+                others |= self.local.listed(str(other.image.list)) or frozenset()
+        return _sum_bytes(mine), _sum_bytes(mine & others)
+
     def paths(self, image: Image) -> dict[ObjectName, str]:
         """Where each object lies in the image; the first place of several."""
         tree = read_index(self.store.read(image.index))
@@ -344,6 +353,10 @@ class Shelf:
         """Nobody else puts or removes here, in this process or another."""
         with _putting, folder_lock(self.local.root / "shelves"):
             yield
+
+
+def _sum_bytes(names: Iterable[str]) -> int:
+    return sum(parse_name(name).size for name in names)
 
 
 def shelved_from(root: Root) -> Shelved:

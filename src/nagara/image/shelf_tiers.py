@@ -5,11 +5,13 @@ of its own, a root that keeps nothing:
 
     roots/KIND/SUBJECT~   entries: image's name → what a chooser needs to know of it
 
-It is written after the image is there. Two who write it at once: each looks again and adds what
-the other took away. Blocking; from any thread.
+It is written after the image is there. Tiers know no locks: who has written looks again a moment
+later, and once more adds what somebody who had read it before has taken away. Blocking; from any
+thread.
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,7 +28,8 @@ from nagara.store.roots import (
 from nagara.store.tier import Tier
 
 _log = logging.getLogger(__name__)
-_TRIES = 8
+_TRIES = 16
+_MOMENT_S = 0.5  # longer than between another's reading and writing
 
 Entries = dict[str, Mapping[str, Any]]
 
@@ -115,6 +118,7 @@ def _change(
             entries[name] = wanted
         document = Root(shelf.kind, _document(subject), (), {"entries": entries})
         tier.write(_key(shelf, subject), document.to_bytes(), deadline_s)
+        time.sleep(_MOMENT_S)
     raise UnavailableError("too many write there at once", where=f"{tier.name} {subject}")
 
 
