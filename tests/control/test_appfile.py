@@ -150,6 +150,21 @@ def test_an_unknown_kind_of_image_is_refused_with_the_known_ones(image: str) -> 
     assert "registry:" in problem
 
 
+@pytest.mark.parametrize("image", ["oci:/x", "docker-archive:/x", "registry:h/n", "image:base"])
+def test_an_image_of_others_may_name_the_command(image: str) -> None:
+    text = one("").replace('"host"', f'"{image}"').replace('command = ["x"]\n', "")
+    (app,) = parse_apps(text, "f")
+    assert app.command == ()
+
+
+@pytest.mark.parametrize("image", ["host", "dir:/x", "venv:/x"])
+@pytest.mark.parametrize("command", ["", "command = []\n"])
+def test_what_has_no_command_of_its_own_needs_one(image: str, command: str) -> None:
+    text = one("").replace('"host"', f'"{image}"').replace('command = ["x"]\n', command)
+    (problem,) = problems(text)
+    assert problem.startswith("app.a.command: this key is required")
+
+
 def test_another_tree_of_the_same_source_is_another_definition() -> None:
     (app,) = parse_apps(one("").replace('"host"', '"dir:/x"'), "f")
     first, second = replace(app, image_index="a.1"), replace(app, image_index="b.1")
@@ -316,6 +331,19 @@ def test_devices_and_rebuilt_communicators_reach_the_replica() -> None:
     assert spec.devices == ("nvidia.com/gpu=0",)
     assert spec.hooks.rebuilds_communicators
     assert parse_apps(one(""), "f")[0].definition != app.definition
+
+
+SGLANG = '["python", "-m", "sglang.launch_server", "--enable-memory-saver"{}]'
+
+
+def test_a_sglang_without_a_copy_of_its_weights_releases_its_cache_alone() -> None:
+    cache = hooks(SGLANG.format(""))
+    assert [(step.path, step.body) for step in (*cache.before, *cache.after)] == [
+        ("/release_memory_occupation", '{"tags": ["kv_cache"]}'),
+        ("/resume_memory_occupation", '{"tags": ["kv_cache"]}'),
+    ]
+    whole = hooks(SGLANG.format(', "--enable-weights-cpu-backup"'))
+    assert [step.body for step in (*whole.before, *whole.after)] == ["{}", "{}"]
 
 
 def test_steps_of_the_file_stand_around_those_of_the_preset() -> None:

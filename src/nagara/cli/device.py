@@ -51,6 +51,7 @@ def status(is_simulated: bool, as_json: bool) -> None:
             "kind": facts.kind,
             "simulated": is_simulated,
             "driver": facts.driver,
+            "way": facts.way,
             "can_save": facts.can_save,
             "can_map": facts.can_map,
             "why_not": facts.why_not,
@@ -64,7 +65,8 @@ def _show(facts: DeviceFacts, free: Mapping[str, int]) -> None:
     if facts.kind == "cpu":
         click.echo("no device: replicas compute on the CPU, and all of them is in host memory")
         return
-    click.echo(f"{facts.kind}: driver {facts.driver}")
+    way = f", by {facts.way}" if facts.way else ""
+    click.echo(f"{facts.kind}: driver {facts.driver}{way}")
     for uuid, size in facts.memory_bytes.items():
         name = (facts.names or {}).get(uuid, "")
         here = f"{format_bytes(free[uuid])} free of {format_bytes(size)}" if uuid in free else ""

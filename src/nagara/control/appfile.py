@@ -18,6 +18,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -37,6 +39,8 @@ _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEVICE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*=[A-Za-z0-9][\w.:-]*")
 _RESERVED = frozenset({"api", "v1", "nagara", "healthz", "readyz", "metrics"})
 _IMAGES_AT_PATHS = ("dir:", "venv:", "oci:", "docker-archive:")
+# Their images can say themselves what runs in them.
+_IMAGES_WITH_COMMANDS = ("oci:", "docker-archive:", "registry:", "image:")
 _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
 
 # Keys of the design that this version refuses instead of passing over, by the table they stand in.
@@ -186,7 +190,15 @@ class _StepTable(_Table):
 class _SnapshotTable(_Table):
     canary: _CanaryTable | None = None
     preset: Literal[
-        "auto", "none", "python", "vllm", "vllm-deep", "sglang", "nagara", "nagara-carried"
+        "auto",
+        "none",
+        "python",
+        "vllm",
+        "vllm-deep",
+        "sglang",
+        "sglang-cache",
+        "nagara",
+        "nagara-carried",
     ] = "auto"
     weights: Literal["auto", "streamed", "carried"] = "auto"
     reach: Literal["same", "wide"] = "same"
@@ -230,7 +242,7 @@ class _TimeoutsTable(_Table):
 class _AppTable(_Table):
     image: Annotated[str, AfterValidator(_image)]
     models: list[Annotated[str, AfterValidator(_model)]] = []
-    command: list[Word] = Field(min_length=1)
+    command: Annotated[list[Word], Field(validate_default=True)] = []
     port: int = Field(default=8000, ge=1, le=65535)
     ready: Path = "/health"
     devices: list[Annotated[str, AfterValidator(_device_name)]] = []
@@ -241,6 +253,14 @@ class _AppTable(_Table):
     secrets: list[Annotated[str, AfterValidator(_secret)]] = []
     limits: _LimitsTable = _LimitsTable()
     timeouts: _TimeoutsTable = _TimeoutsTable()
+
+    @field_validator("command", mode="after")
+    @classmethod
+    def _somebody_names_a_command(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        image = info.data.get("image")
+        if not value and not (image or "").startswith(_IMAGES_WITH_COMMANDS):
+            raise _problem("this key is required, unless an image of others names a command")
+        return value
 
     @model_validator(mode="after")
     def _weights_have_a_way(self) -> "_AppTable":

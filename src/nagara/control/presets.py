@@ -12,6 +12,7 @@ from itertools import pairwise
 from nagara.contract.replica import HookStep, SnapshotHooks
 from nagara.control.openai_server import recognise
 
+_CACHE = json.dumps({"tags": ["kv_cache"]})
 _RELOAD = json.dumps({"method": "reload_weights"})
 
 PRESETS: dict[str, SnapshotHooks] = {
@@ -39,13 +40,20 @@ PRESETS: dict[str, SnapshotHooks] = {
     "nagara-carried": SnapshotHooks(
         before=(HookStep("/sleep"),), after=(HookStep("/wake"),), in_python=True
     ),
+    # Weights are released too, and come back from the copy that --enable-weights-cpu-backup keeps:
+    # without that option they would come back as anything.
     "sglang": SnapshotHooks(
         before=(HookStep("/release_memory_occupation", body="{}"),),
         after=(HookStep("/resume_memory_occupation", body="{}"),),
         in_python=True,
     ),
+    # The KV cache alone: weights stay on the device, and the driver carries them.
+    "sglang-cache": SnapshotHooks(
+        before=(HookStep("/release_memory_occupation", body=_CACHE),),
+        after=(HookStep("/resume_memory_occupation", body=_CACHE),),
+        in_python=True,
+    ),
 }
-
 
 # How weights come back, where a server can do it in both ways: preset → way → preset.
 WAYS: dict[str, dict[str, str]] = {
@@ -76,7 +84,9 @@ def preset_of(command: Sequence[str], env: Mapping[str, str]) -> str:
         can_sleep = "--enable-sleep-mode" in command and env.get("VLLM_SERVER_DEV_MODE") == "1"
         return "vllm" if can_sleep else "python"
     if kind == "sglang":
-        return "sglang" if "--enable-memory-saver" in command else "python"
+        if "--enable-memory-saver" not in command:
+            return "python"
+        return "sglang" if "--enable-weights-cpu-backup" in command else "sglang-cache"
     return "none"
 
 

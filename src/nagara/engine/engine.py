@@ -101,8 +101,9 @@ class Engine:
         device: Device | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
+        loaded = load_model(Path(folder), self.settings)  # weights come while the rest is made
         self.tokenizer = Tokenizer(Path(folder))
-        self._set_up(load_model(Path(folder), self.settings), device)
+        self._set_up(loaded, device)
 
     def _set_up(self, loaded: LoadedModel, device: Device | None) -> None:
         s = self.settings
@@ -131,6 +132,7 @@ class Engine:
             is_checking=s.is_checking,
         )
         self._core = Core(self._scheduler, runner, s.depth, is_checking=s.is_checking)
+        loaded.finish()
         self._wake_up = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._by_key: dict[int, Sequence] = {}

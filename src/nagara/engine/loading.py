@@ -4,7 +4,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,11 +24,17 @@ from nagara.engine.modelfolder import ModelFolder, check_model_folder, read_json
 from nagara.engine.settings import EngineSettings, cache_blocks
 from nagara.engine.streamed_weights import StreamedWeights, can_stream
 from nagara.engine.weight_memory import CudaMemory, HostMemory, find_memory_saver
-from nagara.engine.weight_stream import Streamed, check_values
+from nagara.engine.weight_stream import NoTarget, Streamed, WeightStream
 from nagara.engine.weight_values import read_values
 from nagara.engine.weights import MappedWeights, pick_dtype
 
 log = logging.getLogger("nagara.engine")
+
+
+class Reading(Protocol):
+    """Weights that are being read."""
+
+    def finish(self) -> Streamed: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +49,22 @@ class LoadedModel:
     copied_bytes: int
     dtype: torch.dtype = torch.float32
     streamed: StreamedWeights | None = None  # not mapped: in memory that can be released
+    reading: Reading | None = None  # weights under way, or looked at; None: nothing to wait for
+
+    def finish(self) -> None:
+        """Waits until weights are there and right; nothing may be computed before.
+
+        Raises:
+            ModelFolderError: they are not what they should be.
+        """
+        if self.reading is not None:
+            log_streamed(self.reading.finish())
 
 
 def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
-    """Check the folder, map its weights and build the model; nothing is computed yet.
+    """Check the folder and build the model over its weights; nothing is computed yet.
+
+    Weights may still be on their way: `LoadedModel.finish` waits for them.
 
     Raises:
         EngineError: the folder is broken or asks for something unsupported.
@@ -58,9 +76,8 @@ def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
     config, is_flat = choose_path(folder.config, generation, settings)
     dtype = pick_dtype(settings.dtype, config.dtype)
     streamed = _streamed(folder, dtype, settings) if is_flat else None
+    reading = streamed or _checking(folder, settings)
     model, copied = build_model(folder, config, dtype, settings, streamed, is_flat=is_flat)
-    if streamed is None:
-        _check_mapped(folder, settings)
     if settings.is_batch_invariant and not model.is_batch_invariant:
         raise UnsupportedError(
             f"results of the kernel {model.kernel!r} depend on the batch in their last bits",
@@ -83,7 +100,9 @@ def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
         blocks * settings.block_size,
         context,
     )
-    return LoadedModel(model, config, context, blocks, folder.weight_bytes, copied, dtype, streamed)
+    return LoadedModel(
+        model, config, context, blocks, folder.weight_bytes, copied, dtype, streamed, reading
+    )
 
 
 def choose_path(
@@ -115,7 +134,7 @@ def build_model(
     *,
     is_flat: bool,
 ) -> tuple[StepModel, int]:
-    """The model and how many bytes of weights had to be copied. Streamed weights are there then."""
+    """The model and how many bytes of weights had to be copied. Streamed ones are under way."""
     if not is_flat:
         adapted = AdaptedModel(folder.path, config, dtype, settings.device)
         return adapted, adapted.weight_bytes
@@ -124,7 +143,6 @@ def build_model(
     taken = take_flat_weights(config, weights)
     if streamed is not None:
         streamed.begin()
-        log_streamed(streamed.finish())
     if _wants_c(settings):
         try:
             return CFlatModel(config, taken, dtype, settings.block_size), weights.copied_bytes
@@ -156,10 +174,15 @@ def _streamed(
     return StreamedWeights(folder, memory, readers=settings.readers)
 
 
-def _check_mapped(folder: ModelFolder, settings: EngineSettings) -> None:
-    """Reads mapped weights once where it is known which values they have to have."""
-    if (values := read_values(folder.path)) is not None:
-        log_streamed(check_values(folder.tensors.values(), values, readers=settings.readers))
+def _checking(folder: ModelFolder, settings: EngineSettings) -> WeightStream | None:
+    """Begins to look at mapped weights where it is known which values they have to have."""
+    if (values := read_values(folder.path)) is None:
+        return None
+    nowhere = NoTarget()
+    targets = [(place, nowhere) for place in folder.tensors.values()]
+    stream = WeightStream(targets, values, readers=settings.readers)
+    stream.begin()
+    return stream
 
 
 def log_streamed(done: Streamed) -> None:

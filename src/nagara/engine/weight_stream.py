@@ -68,7 +68,8 @@ class HostSlot:
     """Pages of this process's own."""
 
     def __init__(self, size: int) -> None:
-        self._pages = mmap.mmap(-1, size)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+        self._pages = mmap.mmap(-1, size, flags=flags)
         self.view = memoryview(self._pages)
         self.address = ctypes.addressof(ctypes.c_uint8.from_buffer(self._pages))
 
@@ -269,7 +270,7 @@ class WeightStream:
         self._began_s = 0.0
 
     def begin(self) -> None:
-        """Opens the files and lets the readers run. Raises `ModelFolderError`."""
+        """Opens the files, makes the slots and lets the readers run. Raises `ModelFolderError`."""
         try:
             for path in {span.file for span in self._spans}:
                 self._files[path] = _File(path)
@@ -278,10 +279,15 @@ class WeightStream:
             raise ModelFolderError(
                 f"cannot be read: {error.strerror}", where=str(error.filename)
             ) from error
+        count = max(1, min(self._readers, len(self._spans)))
+        size = SPAN_BYTES + 2 * PAGE
+        slots = [[self._make_slot(size) for _ in range(_SLOTS)] for _ in range(count)]
         self._began_s = time.perf_counter()
-        self._state.running = max(1, min(self._readers, len(self._spans)))
-        for number in range(self._state.running):
-            thread = threading.Thread(target=self._read, name=f"weights-{number}", daemon=True)
+        self._state.running = count
+        for number, own in enumerate(slots):
+            thread = threading.Thread(
+                target=self._read, args=(own,), name=f"weights-{number}", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
 
@@ -340,11 +346,10 @@ class WeightStream:
         for file in files.values():
             file.close()
 
-    def _read(self) -> None:
+    def _read(self, slots: Sequence[Slot]) -> None:
         """One reader's life."""
         state = self._state
         try:
-            slots = [self._make_slot(SPAN_BYTES + 2 * PAGE) for _ in range(_SLOTS)]
             with ThreadPoolExecutor(1) as carrier:
                 carried: list[Future[None] | None] = [None] * _SLOTS
                 for turn, span in enumerate(iter(self._next, None)):

@@ -78,8 +78,8 @@ def _container_node(
     trees = ReplicaTrees(image, images, models=state / "models", programs=Path(sys.prefix) / "bin")
     kept = SnapshotImages(images, Sealing(state / "snapshots" / SETTINGS_NAME))
     layers = FrozenLayers(folder / "layers", kept.layer)
-    versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
     device = find_device()
+    versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
     facts = read_host_facts(versions, device)
     runtime = ContainerRuntime(
         state=folder,

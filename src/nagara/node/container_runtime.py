@@ -25,7 +25,7 @@ from nagara.node.replica_hooks import hook_environment, renew, wake, write_hook_
 from nagara.node.replica_trees import ReplicaTrees, Tree
 from nagara.node.runtime import Running, substituted
 from nagara.node.snapshot_images import SnapshotImages, memory_of
-from nagara.sandbox.bundle import Bundle
+from nagara.sandbox.bundle import Bundle, User
 from nagara.sandbox.cdi import DeviceEdits, find_devices
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
 from nagara.sandbox.fault_points import reach
@@ -123,7 +123,7 @@ class ContainerRuntime:
         with waterfall.stage("files", "root"):
             tree = await self.trees.prepare(folder, spec, is_restore=False)
             reach("launch.upper")
-            write_hook_files(folder.upper, spec, is_new=True)
+            write_hook_files(folder.upper, spec, tree.run.identity, is_new=True)
             tree.mount(folder)
             reach("launch.mounted")
             self._note_opened(folder, spec)
@@ -161,7 +161,7 @@ class ContainerRuntime:
             reach("restore.image")
             frozen = await self._layers.mount(snapshot)
             reach("restore.layer")
-            write_hook_files(folder.upper, spec, is_new=False)
+            write_hook_files(folder.upper, spec, tree.run.identity, is_new=False)
             tree.mount(folder, above=(frozen,))
             reach("restore.mounted")
         launch, hooks = Stopwatch(), Stopwatch()
@@ -251,12 +251,12 @@ class ContainerRuntime:
         )
 
     def _environment(self, folder: ReplicaFolder, spec: ReplicaSpec, tree: Tree) -> dict[str, str]:
-        own = {**tree.env, **_app_environment(spec)}
+        own = {**tree.run.env, **_app_environment(spec)}
         is_levelled = self._is_levelled(folder, spec)
         return {
-            "HOME": "/root",
+            "HOME": tree.run.identity.home,
             "LANG": "C.UTF-8",
-            **tree.env,
+            **tree.run.env,
             "NAGARA_REPLICA": folder.name,
             **_app_environment(spec),
             **hook_environment(spec, own),
@@ -273,13 +273,15 @@ class ContainerRuntime:
     ) -> None:
         """Raises `CdiError` when a device is not there."""
         devices = await in_thread(find_devices, spec.devices) if spec.devices else DeviceEdits()
+        who = tree.run.identity
         Bundle(
             container=folder.name,
             control_group=folder.control_group,
             root=folder.root,
-            command=tuple(substituted(part, _values(spec)) for part in spec.command),
+            command=tuple(substituted(part, _values(spec)) for part in tree.run.command_of(spec)),
             env=self._environment(folder, spec, tree),
-            folder=tree.folder,
+            folder=tree.run.folder,
+            user=User(who.uid, who.gid, who.groups),
             network_namespace=namespace.path,
             binds=tree.binds,
             cpu_cores=spec.limits.cpu,

@@ -143,7 +143,7 @@ def _device_memory() -> str:
     if not facts.can_save:
         raise NagaraError(facts.why_not or "the driver cannot save")
     elsewhere = "also on another device" if facts.can_map else "on the same device"
-    return f"driver {facts.driver}; put back {elsewhere}"
+    return f"driver {facts.driver}, by {facts.way}; put back {elsewhere}"
 
 
 _METHODS = {

@@ -4,18 +4,20 @@ Before: the app's steps (requests and commands), then its processes' own functio
 memory back last. After: the processes first, so that environment and random generators are right
 when the steps run.
 
-Every replica has a token in a file that only its root can read, new for each one put back: the
+Every replica has a token in a file that only its own user can read, new for each one put back: the
 steps' requests carry it. An address proves nothing inside a replica, where all requests that the
 gateway passes on come from loopback.
 """
 
 import asyncio
 import json
+import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 from nagara.contract.replica import HookStep, ReplicaSpec, WeightsRead
+from nagara.image.identity import Identity
 from nagara.node.asking import ask_step
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running
@@ -49,9 +51,9 @@ if _spec is not None:
 """
 
 
-def write_hook_files(upper: Path, spec: ReplicaSpec, *, is_new: bool) -> None:
+def write_hook_files(upper: Path, spec: ReplicaSpec, who: Identity, *, is_new: bool) -> None:
     """Puts a fresh token and the secrets into a replica's layer and, into that of a plainly
-    started one, what its Python processes need to listen."""
+    started one, what its Python processes need to listen. All of it is the replica's user's."""
     token = upper / TOKEN_FILE.relative_to("/")
     token.parent.mkdir(parents=True, exist_ok=True)
     token.touch(mode=0o600)
@@ -66,6 +68,9 @@ def write_hook_files(upper: Path, spec: ReplicaSpec, *, is_new: bool) -> None:
         folder.mkdir()
         (folder / "nagara_hooks.py").write_bytes(Path(hooks.__file__).read_bytes())
         (folder / "sitecustomize.py").write_text(_SITE)
+    if who.uid or who.gid:
+        for path in (token.parent, *token.parent.rglob("*")):
+            os.chown(path, who.uid, who.gid, follow_symlinks=False)
 
 
 def hook_environment(spec: ReplicaSpec, own: dict[str, str]) -> dict[str, str]:

@@ -49,7 +49,6 @@ from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
 HOST = "host"
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STORED = "image:"  # an image that was imported under a name before
 _PART = "#"  # between a replica's folder and the number of what it holds
 _TREES_KEPT = 4  # of an app: the newest
@@ -418,17 +417,6 @@ class NodeImages:
             if self._mounts is None:
                 self._mounts = self._open_mounts()
             return self._mounts
-
-
-def run_settings(image: Image) -> tuple[dict[str, str], str]:
-    """Environment and working folder that an image's source asks for."""
-    config = image.config or {}
-    env = {"PATH": SYSTEM_PATH}
-    for entry in config.get("Env") or ():
-        name, _, value = str(entry).partition("=")
-        env[name] = value
-    folder = str(config.get("WorkingDir") or "/")
-    return env, folder if folder.startswith("/") else f"/{folder}"
 
 
 def app_image(app: str, index: str) -> str:

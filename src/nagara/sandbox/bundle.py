@@ -36,6 +36,18 @@ class Bind:
 
 
 @dataclass(frozen=True, slots=True)
+class User:
+    """Who the command runs as, in the replica's own numbers."""
+
+    uid: int = 0
+    gid: int = 0
+    groups: tuple[int, ...] = ()
+
+    def config(self) -> dict[str, Any]:
+        return {"uid": self.uid, "gid": self.gid, "additionalGids": list(self.groups)}
+
+
+@dataclass(frozen=True, slots=True)
 class Bundle:
     """All that decides how a replica's container is made."""
 
@@ -46,6 +58,7 @@ class Bundle:
     env: dict[str, str]
     network_namespace: Path
     folder: str = "/"  # that the command begins in
+    user: User = User()
     binds: tuple[Bind, ...] = ()
     cpu_cores: float | None = None
     memory_bytes: int | None = None
@@ -61,7 +74,7 @@ class Bundle:
             "ociVersion": "1.0.2",
             "process": {
                 "terminal": False,
-                "user": {"uid": 0, "gid": 0},
+                "user": self.user.config(),
                 "args": list(self.command),
                 "env": [f"{name}={value}" for name, value in self.env.items()],
                 "cwd": self.folder,
