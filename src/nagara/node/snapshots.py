@@ -67,6 +67,7 @@ class NodeSnapshots:
         self._images = images
         self._far = FarSnapshots(catalog, facts)
         self._read_ahead = ReadAhead()
+        self._looking: dict[ReplicaSpec, asyncio.Task[Snapshot | NoSnapshot]] = {}
 
     def close(self) -> None:
         """Ends what goes on in the background."""
@@ -88,8 +89,18 @@ class NodeSnapshots:
         return snapshot_key(app, self._facts, (f"nagara {__version__}",))
 
     async def find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
-        """The snapshot to restore the app from; its files are already being read ahead."""
-        return await asyncio.to_thread(self._find, spec)
+        """The snapshot to restore the app from; its files are already being read ahead.
+
+        Starts of one app at the same time share one look.
+        """
+        looking = self._looking.get(spec)
+        if looking is None:
+            looking = asyncio.create_task(
+                asyncio.to_thread(self._find, spec), name="find a snapshot"
+            )
+            self._looking[spec] = looking
+            looking.add_done_callback(lambda _: self._looking.pop(spec, None))
+        return await asyncio.shield(looking)
 
     def _find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         key = self.key(spec)
