@@ -413,6 +413,37 @@ async def test_logs_of_the_newest_replica(stand: Any, text: Any) -> None:
     assert [name] == list(stand.node.live)
 
 
+async def test_a_replica_is_not_given_up_while_its_node_is_away_for_a_moment(
+    stand: Any, text: Any
+) -> None:
+    await stand.up(text())
+    await stand.get("/smol/health")
+    (name,) = stand.node.live
+    await asyncio.sleep(2.1)  # the kept-alive connection is given up
+    stand.node.is_reachable = False
+    request = asyncio.create_task(stand.client.get("/smol/health"))
+    await asyncio.sleep(0.3)
+    assert not request.done()
+    stand.node.is_reachable = True
+    async with await request as answer:
+        assert (answer.status, answer.headers["x-nagara-replica"]) == (200, name)
+    assert stand.node.started == [name]
+
+
+async def test_a_node_that_stays_away_is_not_waited_for_without_end(
+    stand: Any, text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nagara.control.upstream.ABSENCE_S", 0.2)
+    await stand.up(text())
+    await stand.get("/smol/health")
+    await asyncio.sleep(2.1)  # the kept-alive connection is given up
+    stand.node.is_reachable = False
+    status, body = await stand.get("/smol/health")
+    stand.node.is_reachable = True
+    assert status == 503
+    assert "out of reach" in json.loads(body)["error"]["message"]
+
+
 async def test_an_unreachable_node_is_said_and_survived(stand: Any, text: Any, until: Any) -> None:
     await stand.up(text())
     stand.node.is_reachable = False

@@ -14,8 +14,11 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.tracing import Trace
 
 from nagara.base.errors import NagaraError
+from nagara.contract.node import NodeUnavailableError
 
 KEEP_ALIVE_S = 2.0
+ABSENCE_S = 5.0  # an agent that was killed is back by then, and its replicas were never gone
+_ASK_AGAIN_S = 0.05
 _READ_BUFFER_BYTES = 256 * 1024
 
 
@@ -38,7 +41,7 @@ class _NodeConnector(aiohttp.BaseConnector):
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> ResponseHandler:
         try:
-            connected = await self._dial()
+            connected = await self._dial_patiently()
         except (NagaraError, OSError) as error:
             raise DialError(f"the replica cannot be reached: {error}") from error
         try:
@@ -48,6 +51,18 @@ class _NodeConnector(aiohttp.BaseConnector):
             connected.close()
             raise
         return protocol
+
+    async def _dial_patiently(self) -> socket.socket:
+        """Asks again while the machine's agent is away: of its replicas nothing is known then."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + ABSENCE_S
+        while True:
+            try:
+                return await self._dial()
+            except NodeUnavailableError:
+                if self.closed or loop.time() > give_up_s:
+                    raise
+            await asyncio.sleep(_ASK_AGAIN_S)
 
 
 class Upstream:
