@@ -190,7 +190,6 @@ async def test_with_another_key_or_none_it_is_a_plain_start_and_the_snapshot_sta
     other.write_text(json.dumps({"key_folder": str(tmp_path / "keys")}))
     for settings, words in ((other, "another key"), (Path("/nowhere"), "has no key")):
         monkeypatch.setattr(sealing, "_path", settings)
-        monkeypatch.setattr(sealing, "_keys", {})
         report = await shared.start(sealed_app)
         assert (report.kind, report.capture_wanted) == (StartKind.PLAIN, True)
         assert words in report.fallback
@@ -234,7 +233,6 @@ async def test_without_its_key_nothing_is_saved(shared, sealed_app, tmp_path, mo
     settings = tmp_path / SETTINGS_NAME
     settings.write_text(json.dumps({"key_folder": str(tmp_path)}))
     monkeypatch.setattr(shared.node._snapshots._images.sealing, "_path", settings)
-    monkeypatch.setattr(shared.node._snapshots._images.sealing, "_keys", {})
     report = await shared.capture(shared.spec(app="keyless"))
     assert report.snapshot is None
     assert "cannot be sealed" in report.reason
