@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE := 1
 BIN := .venv/bin
 MODEL := $(NAGARA_STATE)/models/smollm2/nagara-model.json
 
-.PHONY: demo test test-servers check bench format setup model tools transcript clean
+.PHONY: demo test test-servers check bench format screenshots setup model tools transcript clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -19,6 +19,7 @@ help:
 	@echo "make test-servers  real servers (vLLM, llama.cpp, FastAPI ...), some GB of environments"
 	@echo "make check   formatting, lint, types, import rules, size budgets"
 	@echo "make bench   the headline measurement; nagara bench --help lists all"
+	@echo "make screenshots  pictures of the page, into build/screenshots"
 	@echo "make format  format the code"
 	@echo "make transcript  README.md's output of nagara doctor, made anew here"
 	@echo "make setup   only the environment; make clean removes it"
@@ -49,6 +50,9 @@ bench: model tools
 format: setup
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+screenshots: setup
+	$(BIN)/python scripts/screenshots.py
 
 setup: .venv/.ready
 

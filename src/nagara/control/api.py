@@ -24,6 +24,7 @@ from nagara.control.refusal import Refusal, bad_request, not_found, unauthorised
 from nagara.control.replicas import ReplicaState
 from nagara.control.service import Service
 from nagara.control.state import KeyRecord, State
+from nagara.control.watch_api import WatchApi
 from nagara.pool.service import PoolService
 
 MAX_APP_FILE_BYTES = 2**20
@@ -32,14 +33,20 @@ MAX_LOG_BYTES = 16 * 2**20
 _log = logging.getLogger(__name__)
 
 _Arguments = dict[str, str]
-_Handler = Callable[[web.BaseRequest, _Arguments], Awaitable[web.Response]]
+_Handler = Callable[[web.BaseRequest, _Arguments], Awaitable[web.StreamResponse]]
 
 
 class Api:
     """The routes below `/api/`."""
 
     def __init__(
-        self, fleet: Fleet, node: Node, state: State, auth: Auth, pool: PoolService
+        self,
+        fleet: Fleet,
+        node: Node,
+        state: State,
+        auth: Auth,
+        pool: PoolService,
+        watch: WatchApi,
     ) -> None:
         self._fleet = fleet
         self._node = node
@@ -59,6 +66,7 @@ class Api:
             ("POST", re.compile(r"/api/keys"), self._add_key),
             ("DELETE", re.compile(r"/api/keys/(?P<id>[0-9a-f]+)"), self._delete_key),
             *PoolApi(pool).routes,
+            *watch.routes,
         )
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -75,7 +83,7 @@ class Api:
             is_usage = error.exit_code == UsageError.exit_code
             return _error_response(400 if is_usage else 500, error)
 
-    async def _dispatch(self, request: web.BaseRequest) -> web.Response:
+    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.partition("?")[0]
         is_known = False
         for method, pattern, handler in self._routes:

@@ -31,7 +31,9 @@ from nagara.control.database import Database
 from nagara.control.errors import ControlError
 from nagara.control.fleet import Fleet
 from nagara.control.gateway import Gateway
+from nagara.control.history import History
 from nagara.control.lending import Lending
+from nagara.control.live import Live
 from nagara.control.machines import Machines, Nodes
 from nagara.control.nodewatch import NodeWatch
 from nagara.control.pool_record import PoolRecord
@@ -39,6 +41,9 @@ from nagara.control.refusal import Refusal
 from nagara.control.scaling import Scaling
 from nagara.control.state import State
 from nagara.control.tasks import Tasks
+from nagara.control.traffic import Traffic
+from nagara.control.watch_api import WatchApi
+from nagara.control.web_page import WebPage
 from nagara.pool.bootclock import BootClock
 from nagara.pool.service import PoolService
 from nagara.pool.setup import PoolSetup
@@ -147,7 +152,8 @@ class Control:
                     named = [(app, fleet.mounts(app)) for app in apps]
                     for app in await with_images(self._node, named):
                         await fleet.deploy(app, await state.put_app(app))
-                    await self._serve(group, fleet, node, pool, state, auth, ready)
+                    history = History(database)
+                    await self._serve(group, fleet, node, pool, state, history, auth, ready)
             except BaseExceptionGroup as errors:
                 # A fault that a person can act upon comes as itself, not as a group of one.
                 only = errors.exceptions[0]
@@ -171,9 +177,12 @@ class Control:
         node: Machines,
         pool: PoolService,
         state: State,
+        history: History,
         auth: Auth,
         ready: Callable[[Ready], None],
     ) -> None:
+        traffic = Traffic()
+        live = Live(fleet.services, traffic, pool, history, self._clock)
         watch = NodeWatch(node, fleet, state, self._clock)
         await watch.take_over()
         pool.settle()
@@ -182,9 +191,12 @@ class Control:
             group.create_task(watch.listen(), name="listen to the node"),
             group.create_task(watch.compare_for_ever(), name="compare with the node"),
             group.create_task(Scaling(fleet, self._clock).run(), name="scaling"),
+            group.create_task(live.run(), name="watching"),
         ]
-        gateway = Gateway(fleet.services, auth, fleet.broken, self._clock)
-        runner = _server(gateway, Api(fleet, node, state, auth, pool))
+        gateway = Gateway(fleet.services, auth, fleet.broken, self._clock, traffic)
+        runner = _server(
+            gateway, Api(fleet, node, state, auth, pool, WatchApi(live, history)), WebPage()
+        )
         await runner.setup()
         try:
             url = await self._listen(runner)
@@ -195,6 +207,7 @@ class Control:
             ready(Ready(url, key))
             await self._stopping.wait()
         finally:
+            live.close()
             await self._end(fleet, runner, loops)
             pooling.cancel()
             await asyncio.wait([pooling])
@@ -238,16 +251,17 @@ def _machine_name(pool: str) -> str:
     return f"{pool}-{secrets.token_hex(4)}"
 
 
-def _server(gateway: Gateway, api: Api) -> web.ServerRunner:
-    """The web server: the API below `/api/`, apps everywhere else.
+def _server(gateway: Gateway, api: Api, page: WebPage) -> web.ServerRunner:
+    """The web server: the API below `/api/`, the page at `/`, apps everywhere else.
 
     Without aiohttp's own router: an app's host name decides before any path does.
     """
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         is_api = request.raw_path.startswith("/api/") or request.raw_path == "/metrics"
-        if is_api and gateway.app_of_host(request) is None:
-            return await api.handle(request)
+        is_page = page.serves(request.raw_path)
+        if (is_api or is_page) and gateway.app_of_host(request) is None:
+            return await api.handle(request) if is_api else page.handle(request)
         return await gateway.handle(request)
 
     server = web.Server(

@@ -33,7 +33,9 @@ from nagara.control.routing import (
     check_path,
     target_of_path,
 )
+from nagara.control.traffic import TokenTally, Traffic
 from nagara.control.upstream import DialError
+from nagara.control.web_page import APART
 from nagara.control.websocket import relay_websocket
 
 MAX_ROUTED_BODY_BYTES = 64 * 2**20
@@ -73,6 +75,7 @@ class Gateway:
         services: the deployed apps by name, read at each request.
         broken: told when a replica could not be reached, with the reason.
         clock: for the waiting times in the answers' headers.
+        traffic: counts what passes.
     """
 
     def __init__(
@@ -81,11 +84,13 @@ class Gateway:
         auth: Auth,
         broken: Callable[[str, str, str], None],
         clock: Clock,
+        traffic: Traffic,
     ) -> None:
         self._services = services
         self._auth = auth
         self._broken = broken
         self._clock = clock
+        self._traffic = traffic
 
     def app_of_host(self, request: web.BaseRequest) -> str | None:
         """The deployed app that the request's host name means."""
@@ -169,6 +174,9 @@ class Gateway:
     async def _serve(self, call: _Call) -> web.StreamResponse:
         """Holds the request until it has a credit, then sends it; again if it never left."""
         dispatcher = call.service.dispatcher
+        traffic = self._traffic.of(call.service.app.name)
+        traffic.arrived += 1
+        status = 500
         dispatcher.demand.enter(call.arrived_s)
         try:
             for attempt in range(_TRIES):
@@ -177,7 +185,8 @@ class Gateway:
                 )
                 try:
                     response = await self._send(call, grant)
-                    grant.endpoint.has_answered |= response.status < 500
+                    status = response.status
+                    grant.endpoint.has_answered |= status < 500
                     return response
                 except DialError as error:
                     _log.warning("%s: %s", grant.endpoint.replica, error)
@@ -185,8 +194,12 @@ class Gateway:
                 finally:
                     dispatcher.release(grant.endpoint)
             raise Refusal(503, "no replica could be reached", code="unreachable", retry_after_s=1.0)
+        except asyncio.CancelledError:
+            status = 499  # the client has gone: nobody's fault here
+            raise
         finally:
             dispatcher.demand.leave(self._clock.monotonic_s())
+            traffic.failed += status == 429 or status >= 500
 
     async def _send(self, call: _Call, grant: Grant) -> web.StreamResponse:
         request = call.request
@@ -246,8 +259,13 @@ class Gateway:
                     reason=answer.reason,
                     headers=hop.response_headers(answer.headers, own),
                 )
+                if call.target.prefix and answer.content_type == "text/html":
+                    response.headers.add("Content-Security-Policy", APART)
                 await response.prepare(request)
+                traffic = self._traffic.of(call.service.app.name)
+                tally = TokenTally(answer.headers)
                 async for piece in answer.content.iter_any():
+                    traffic.tokens += tally.take(piece)
                     await response.write(piece)
                 await response.write_eof()
                 return response
