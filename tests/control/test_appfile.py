@@ -178,7 +178,7 @@ def test_a_known_openai_server_gets_a_greedy_completion_as_canary() -> None:
     path, body, is_openai = canary('["/usr/bin/nagara", "engine", "serve", "/models/m"]')
     assert (path, is_openai) == ("/v1/completions", True)
     assert isinstance(body, dict)
-    assert (body["temperature"], body["max_tokens"]) == (0, 4)
+    assert (body["temperature"], body["max_tokens"], body["logprobs"]) == (0, 4, 1)
     assert body["model"] == "m"
 
 
@@ -209,6 +209,37 @@ def test_a_chosen_canary_must_be_greedy() -> None:
     assert canary('["x"]', keys % ", temperature = 0") == (
         "/v1/completions", {"prompt": "x", "temperature": 0}, True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "own", "asked"),
+    [
+        ("/v1/completions", "", 1),
+        ("/v1/completions", ", logprobs = 3", 3),
+        ("/v1/chat/completions", "", True),
+        ("/score", "", None),
+    ],
+)
+def test_a_chosen_canary_asks_a_known_server_for_logprobs(path: str, own: str, asked: int) -> None:
+    keys = f'snapshot = {{canary = {{path = "{path}", body = {{temperature = 0{own}}}}}}}'
+    _, body, _ = canary('["vllm", "serve", "m"]', keys)
+    assert isinstance(body, dict)
+    assert body.get("logprobs") == asked
+    _, body, _ = canary('["./serve"]', keys)  # may not have any, and then refuses the request
+    assert isinstance(body, dict)
+    assert ("logprobs" in body) == bool(own)
+
+
+def test_the_reach_of_a_snapshot_is_part_of_what_the_app_is() -> None:
+    same, also_same, wide = (
+        parse_apps(one(keys), "f")[0]
+        for keys in ("", 'snapshot = {reach = "same"}', 'snapshot = {reach = "wide"}')
+    )
+    assert (same.rules.is_wide, wide.rules.is_wide) == (False, True)
+    assert same.definition == also_same.definition != wide.definition
+    assert from_document(json.loads(json.dumps(to_document(wide)))) == wide
+    older = {name: value for name, value in to_document(same).items() if name != "rules"}
+    assert from_document(older) == same
 
 
 def hooks(command: str, keys: str = "") -> SnapshotHooks:

@@ -1,6 +1,7 @@
 """Kernels are compiled once, kept by the hash of all that made them, and agree with torch."""
 
 import os
+import platform
 import statistics
 from dataclasses import fields, is_dataclass
 
@@ -165,3 +166,13 @@ def test_without_a_compiler_one_that_was_compiled_before_is_taken(cache, monkeyp
     assert build.find_or_compile(is_bfloat16=True) == made
     with pytest.raises(UnsupportedError, match="no C compiler"):
         build.find_or_compile(is_bfloat16=False)
+
+
+def test_a_kernel_for_a_lesser_cpu_is_another_one(cache, monkeypatch):
+    own = build.find_or_compile(is_bfloat16=False)
+    monkeypatch.setenv(build.LEVEL_VARIABLE, "x86-64-v2")
+    if platform.machine() != "x86_64":
+        pytest.skip("needs an x86-64 CPU")
+    lesser = build.find_or_compile(is_bfloat16=False)
+    assert lesser != own
+    assert build.find_or_compile(is_bfloat16=False) == lesser

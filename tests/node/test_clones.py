@@ -131,6 +131,14 @@ async def test_host_name_and_environment_are_the_clones_own(clone):
     assert await clone(code) == [name, name, "red-8000"]
 
 
+async def test_the_parts_of_its_host_stage_are_told_and_add_up(clone):
+    """With the real tool's log: when its words change, reading and mapping would read zero."""
+    parts, stages = clone.report.host, clone.report.stages
+    assert set(parts) == {"tool", "read", "map", "runtime", "hooks", "unaccounted"}
+    assert all(parts[name] > 0 for name in ("tool", "read", "map", "runtime", "hooks"))
+    assert sum(parts.values()) == pytest.approx(stages["host"])
+
+
 async def test_what_it_writes_is_in_its_log(clone):
     await clone("import sys; print('a line of the clone', flush=True)")
     log = await clone.yard.node.logs(clone.report.replica)

@@ -10,7 +10,7 @@ import shutil
 import pytest
 import pytest_asyncio
 
-from nagara.contract.replica import StartKind
+from nagara.contract.replica import Canary, StartKind
 from nagara.snapshot.errors import BadSnapshotError
 from nagara.snapshot.facts import read_host_facts
 
@@ -91,6 +91,35 @@ async def test_a_snapshot_in_quarantine_is_made_again_once_and_not_in_a_loop(app
     last = await app.start()
     assert (last.kind, last.capture_wanted) == (StartKind.PLAIN, False)
     assert "none is made any more" in last.fallback
+
+
+# An OpenAI server which says the same words after a restore, with another certainty.
+DRIFTING = """
+import json
+logprob = -1.5
+def canary():
+    choice = {"text": "Paris", "finish_reason": "stop"}
+    choice["logprobs"] = {"token_logprobs": [logprob, -2.0]}
+    return json.dumps({"choices": [choice]})
+@hooks.after_restore
+def drift():
+    global logprob
+    logprob += float(os.environ["DRIFT"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("drift", "kind"), [("0.001", StartKind.RESTORED), ("0.5", StartKind.PLAIN)]
+)
+async def test_the_same_words_with_another_certainty_are_another_answer(shared, drift, kind):
+    """As weights that were not read again give them: fluent, and wrong."""
+    env = {"HOOKS": "1", "FIRST": DRIFTING, "DRIFT": drift}
+    spec = shared.spec(app="drifting", canary=Canary("/canary", is_openai=True), env=env)
+    assert (await shared.capture(spec)).reason is None
+    report = await shared.start(spec)
+    await shared.stop(report.replica)
+    assert report.kind is kind
+    assert (report.fallback is None) == (kind is StartKind.RESTORED)
 
 
 async def test_memory_that_was_changed_is_noticed_by_the_canary(shared):

@@ -1,12 +1,21 @@
 """What of an answer must be the same each time."""
 
 import json
+import math
 import socket
 import threading
 
 import pytest
 
-from nagara.snapshot.canary import Answer, CanaryError, Question, ask, canonical
+from nagara.snapshot.canary import (
+    LOGPROB_TOLERANCE,
+    Answer,
+    CanaryError,
+    Question,
+    agree,
+    ask,
+    canonical,
+)
 
 PLAIN = Question("/ready")
 OPENAI = Question("/v1/completions", "{}", is_openai=True)
@@ -56,6 +65,39 @@ def test_of_a_completion_text_and_finish_reason_count():
 def test_of_a_chat_the_content_counts():
     assert canonical(OPENAI, chat("a")) == canonical(OPENAI, chat("a"))
     assert canonical(OPENAI, chat("a")) != canonical(OPENAI, chat("b"))
+
+
+def with_logprob(value):
+    """A completion and a chat whose first token had this logprob."""
+    older = completion(logprobs={"tokens": ["a", "b"], "token_logprobs": [value, -3.0]})
+    body = json.loads(chat("a").body)
+    body["choices"][0]["logprobs"] = {"content": [{"token": "a", "logprob": value}, {"token": "b"}]}
+    return older, Answer(200, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("shape", [0, 1], ids=["completion", "chat"])
+def test_the_first_logprob_counts_within_a_tolerance(shape):
+    def form(value):
+        return canonical(OPENAI, with_logprob(value)[shape])
+
+    assert agree(OPENAI, form(-1.5), form(-1.5))
+    assert agree(OPENAI, form(-1.5), form(-1.5 + LOGPROB_TOLERANCE / 2))
+    assert not agree(OPENAI, form(-1.5), form(-1.5 - 2 * LOGPROB_TOLERANCE))
+    assert not agree(OPENAI, form(math.nan), form(math.nan))
+    assert not agree(OPENAI, form(-1.5), canonical(OPENAI, [completion(), chat("a")][shape]))
+
+
+def test_answers_without_logprobs_agree_by_their_texts():
+    assert agree(OPENAI, canonical(OPENAI, completion()), canonical(OPENAI, completion()))
+    other = canonical(OPENAI, completion(text="London"))
+    assert not agree(OPENAI, canonical(OPENAI, completion()), other)
+    for nothing in ("", "[1]", "7", '{"a": 1}'):
+        assert not agree(OPENAI, nothing, canonical(OPENAI, completion()))
+
+
+def test_plain_answers_agree_when_they_are_equal():
+    assert agree(PLAIN, "200 NaN", "200 NaN")
+    assert not agree(PLAIN, "200 [1.0]", "200 [1.001]")
 
 
 @pytest.mark.parametrize(

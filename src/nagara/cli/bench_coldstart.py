@@ -64,6 +64,7 @@ class Kind:
         return {
             **spread(self.first_token_s),
             "stages": stages,
+            "host": self._host_parts(),
             "start_s": round(statistics.median(totals), 4),
             "first_token_after_ready_s": round(statistics.median(after), 4),
             "read_from_disk_bytes": int(statistics.median(self.disk_bytes)),
@@ -71,6 +72,16 @@ class Kind:
 
     def _median(self, stage: str) -> float:
         return round(statistics.median(float(s["stages"][stage]) for s in self.starts), 4)
+
+    def _host_parts(self) -> dict[str, float] | None:
+        """What the host stage of restored starts consists of; None for plain ones."""
+        parts: list[dict[str, float]] = [start["host"] for start in self.starts if start["host"]]
+        if not parts:
+            return None
+        return {
+            name: round(statistics.median(of_start[name] for of_start in parts), 4)
+            for name in parts[0]
+        }
 
 
 @click.command()
@@ -327,9 +338,16 @@ def _table(figures: dict[str, Any]) -> Table:
             f"{kind['read_from_disk_bytes'] / 1e6:.0f} MB",
         )
     ratios = figures["ratios"]
-    table.caption = (
+    table.caption = "".join(_host_line(name, kind) for name, kind in figures["kinds"].items()) + (
         f"restored is {ratios['warm']} times faster warm, {ratios['cold']} times cold; "
         f"answers {'equal' if figures['answers_equal'] else 'DIFFER'}; "
         f"snapshot {figures['snapshot_bytes'] / 1e6:.0f} MB"
     )
     return table
+
+
+def _host_line(name: str, kind: dict[str, Any]) -> str:
+    if kind["host"] is None:
+        return ""
+    parts = [f"{part} {seconds * 1000:.0f} ms" for part, seconds in kind["host"].items()]
+    return f"host of {name}: {', '.join(parts)}\n"

@@ -111,6 +111,7 @@ def _row(
             "key": record.key,
             "canary_answer": record.canary_answer,
             "machine_files": len(record.host_files),
+            "reach": "wide" if record.variant.is_levelled else "same",
             "cpu_flags": sorted(record.variant.cpu_flags),
         }
     return row

@@ -1,7 +1,7 @@
 """Draws where the time of starts went: one bar of stages each, on one scale, side by side.
 
 A start is the document of the admin API: `kind, total_s, stages` (seconds, `unaccounted` among
-them), `fallback`, `error`, `files`.
+them), `fallback`, `error`, `files`, `host` (the parts of the stage of that name).
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,17 @@ def _legend(starts: Sequence[Mapping[str, Any]]) -> RenderableType:
     for stage in (*STAGES, "unaccounted"):
         name = Text("█ ", style=_COLOURS[stage]).append(stage, style="default")
         table.add_row(name, *(_seconds(start["stages"].get(stage, 0.0)) for start in starts))
+        if stage == "host":
+            _add_parts(table, starts)
     return table
+
+
+def _add_parts(table: Table, starts: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of what the host stage of restored starts consists of."""
+    parts = [start.get("host") or {} for start in starts]
+    for name in dict.fromkeys(name for of_start in parts for name in of_start):
+        shown = [_seconds(of_start[name]) if name in of_start else "" for of_start in parts]
+        table.add_row(f"    {name}", *shown, style="dim")
 
 
 def _remarks(starts: Sequence[Mapping[str, Any]]) -> list[Text]:

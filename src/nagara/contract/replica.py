@@ -47,8 +47,9 @@ class ModelMount:
 class Canary:
     """The request whose known answer a restored replica must give before it may serve.
 
-    `openai` compares the parts of an OpenAI answer that a greedy request determines (texts and
-    finish reasons, not ids and times); otherwise status and body must be equal byte for byte.
+    `is_openai` compares the parts of an OpenAI answer that a greedy request determines (texts,
+    finish reasons and, nearly, the first logprob, not ids and times); otherwise status and body
+    must be equal byte for byte.
     """
 
     path: str
@@ -76,11 +77,24 @@ class SnapshotHooks:
 
     `in_python`: its Python processes listen for nagara, without a change to their code: they give
     unused memory back before, and renew their random generators after.
+    `rebuilds_communicators`: what connects its processes on several devices is torn down before
+    and built anew after, by the steps or by functions of its own.
     """
 
     before: tuple[HookStep, ...] = ()
     after: tuple[HookStep, ...] = ()
     in_python: bool = False
+    rebuilds_communicators: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRules:
+    """How an app's snapshot is made.
+
+    `is_wide`: its libraries are told to use less than this CPU has, so that it fits lesser ones.
+    """
+
+    is_wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +118,7 @@ class ReplicaSpec:
     start_timeout_s: float = 600.0
     snapshot: bool = True  # restore from one where it fits
     hooks: SnapshotHooks = SnapshotHooks()
+    rules: SnapshotRules = SnapshotRules()
     image_index: str | None = None  # names the tree that `image` was at deployment; not for `host`
 
 
@@ -173,7 +188,16 @@ class StartOrder:
 
 @dataclass(frozen=True, slots=True)
 class StartReport:
-    """A replica that is ready: how it was started and where the time went."""
+    """A replica that is ready: how it was started and where the time went.
+
+    `host`, of a restored one: seconds of the host stage by part, which add up to it.
+
+        tool         the checkpoint tool, beside the next two
+        read, map    the tool reading saved memory, and laying out address spaces
+        runtime      making the container around the tool
+        hooks        the replica's new identity, and its own functions
+        unaccounted  the rest
+    """
 
     replica: str
     kind: StartKind
@@ -183,6 +207,7 @@ class StartReport:
     fallback: str | None = None  # why a restore was not possible or failed; None when not tried
     capture_wanted: bool = False  # no snapshot fits this machine yet
     files: FilesReport | None = None
+    host: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ class Api:
         """`{"app", "starts": [...]}`, newest first; `name` is an app or a replica.
 
         A start: `replica, kind, stages (seconds, with unaccounted), total_s, started_s,
-        fallback, snapshot, error, files`.
+        fallback, snapshot, error, files, host (of a restored one, as in `StartReport`)`.
         """
         name = arguments["name"]
         replica = None

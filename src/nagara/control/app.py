@@ -10,7 +10,14 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 
-from nagara.contract.replica import Canary, Limits, ModelMount, ReplicaSpec, SnapshotHooks
+from nagara.contract.replica import (
+    Canary,
+    Limits,
+    ModelMount,
+    ReplicaSpec,
+    SnapshotHooks,
+    SnapshotRules,
+)
 
 DEFAULT_TENANT = "default"
 
@@ -53,6 +60,7 @@ class App:
     timeouts: Timeouts = Timeouts()
     snapshot: bool = True
     hooks: SnapshotHooks = field(default_factory=SnapshotHooks)
+    rules: SnapshotRules = field(default_factory=SnapshotRules)
     image_index: str | None = None  # the tree that `image` was at deployment; None for `host`
     served_model: str | None = None  # the name its OpenAI server knows its model by
 
@@ -76,6 +84,7 @@ class App:
             "limits": [self.limits.cpu, self.limits.memory_bytes],
             "canary": [self.canary.path, self.canary.body, self.canary.is_openai],
             "hooks": asdict(self.hooks),
+            "rules": asdict(self.rules),
         }
 
     def spec(self, mounts: tuple[ModelMount, ...]) -> ReplicaSpec:
@@ -95,6 +104,7 @@ class App:
             start_timeout_s=self.timeouts.start_s,
             snapshot=self.snapshot,
             hooks=self.hooks,
+            rules=self.rules,
             image_index=self.image_index,
         )
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks
+from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks, SnapshotRules
 from nagara.control.app import App, Scale, Timeouts
 
 
@@ -24,6 +24,7 @@ def from_document(document: dict[str, Any]) -> App:
             "canary": Canary(**values["canary"]),
             "limits": Limits(**values["limits"]),
             "hooks": _hooks(values["hooks"]),
+            "rules": SnapshotRules(**values.get("rules", {})),  # not in older documents
             "scale": Scale(**values["scale"]),
             "timeouts": Timeouts(**values["timeouts"]),
         }
@@ -37,4 +38,9 @@ def _hooks(values: dict[str, Any]) -> SnapshotHooks:
         )
         for when in ("before", "after")
     }
-    return SnapshotHooks(steps["before"], steps["after"], values["in_python"])
+    return SnapshotHooks(
+        steps["before"],
+        steps["after"],
+        values["in_python"],
+        values.get("rebuilds_communicators", False),  # of an app deployed earlier
+    )

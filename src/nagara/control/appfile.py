@@ -24,10 +24,10 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from nagara.base.errors import UsageError
 from nagara.base.units import parse_duration_s, parse_size_bytes
-from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks
+from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks, SnapshotRules
 from nagara.control.app import App, Scale, Timeouts
 from nagara.control.errors import AppFileError
-from nagara.control.openai_server import default_canary, is_openai_path, recognise
+from nagara.control.openai_server import default_canary, is_openai_path, recognise, with_logprobs
 from nagara.control.presets import PRESETS, preset_of
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
@@ -179,6 +179,7 @@ class _StepTable(_Table):
 class _SnapshotTable(_Table):
     canary: _CanaryTable | None = None
     preset: Literal["auto", "none", "python", "vllm", "vllm-deep", "sglang"] = "auto"
+    reach: Literal["same", "wide"] = "same"
     before: list[_StepTable] = []
     after: list[_StepTable] = []
 
@@ -187,6 +188,9 @@ class _SnapshotTable(_Table):
         before = tuple(table.step() for table in self.before)
         after = tuple(table.step() for table in self.after)
         return SnapshotHooks(before + preset.before, preset.after + after, preset.in_python)
+
+    def rules(self) -> SnapshotRules:
+        return SnapshotRules(is_wide=self.reach == "wide")
 
 
 class _LimitsTable(_Table):
@@ -330,7 +334,8 @@ def _to_app(name: str, table: _AppTable) -> App:
     canary = default_canary(server, table.ready)
     kept = table.snapshot if isinstance(table.snapshot, _SnapshotTable) else _SnapshotTable()
     if (chosen := kept.canary) is not None:
-        body = None if chosen.body is None else json.dumps(chosen.body, sort_keys=True)
+        asked = with_logprobs(server, chosen.path, chosen.body)
+        body = None if asked is None else json.dumps(asked, sort_keys=True)
         canary = Canary(chosen.path, body, is_openai=is_openai_path(chosen.path))
     return App(
         name=name,
@@ -347,5 +352,6 @@ def _to_app(name: str, table: _AppTable) -> App:
         timeouts=Timeouts(table.timeouts.start, table.timeouts.request, table.timeouts.queue),
         snapshot=table.snapshot is not False,
         hooks=kept.hooks(preset_of(table.command, table.env)),
+        rules=kept.rules(),
         served_model=server.model if server is not None else None,
     )

@@ -304,12 +304,12 @@ class Fleet:
         self.captures.started(service, replica.app, report)
         stages = with_unaccounted(waterfall.stages(), total_s)
         record = StartRecord(
-            *(replica.name, replica.app.tenant, replica.app.name, report.kind, stages),
-            total_s=total_s,
+            *(replica.name, replica.app.tenant, replica.app.name, report.kind, stages, total_s),
             started_s=started_s,
             fallback=report.fallback,
             snapshot=report.snapshot,
             files=None if report.files is None else asdict(report.files),
+            host=report.host,
         )
         await self._state.add_start(record)
         if replica.state is _S.READY:

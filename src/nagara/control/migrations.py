@@ -48,4 +48,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE pool_machines ADD COLUMN diagnosis TEXT NOT NULL DEFAULT 'medium'",
         "ALTER TABLE pool_machines ADD COLUMN kept_out TEXT NOT NULL DEFAULT '[]'",
     ),
+    ("ALTER TABLE starts ADD COLUMN host TEXT",),
 )

@@ -5,11 +5,14 @@ SGLang and llama.cpp's server, also behind `python -m` or an absolute path.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from nagara.contract.replica import Canary
+
+_COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,29 @@ def default_canary(server: OpenAIServer | None, ready: str) -> Canary:
         "prompt": "One, two, three, four, five,",
         "max_tokens": 4,  # each costs a step of every restored start
         "temperature": 0,
+        "logprobs": 1,
     }
     if server.model is not None:
         body["model"] = server.model
-    return Canary(path="/v1/completions", body=json.dumps(body, sort_keys=True), is_openai=True)
+    return Canary(path=_COMPLETIONS, body=json.dumps(body, sort_keys=True), is_openai=True)
 
 
 def is_openai_path(path: str) -> bool:
     """Whether an answer from `path` is compared as an OpenAI answer."""
-    return path.partition("?")[0] in ("/v1/completions", "/v1/chat/completions")
+    return path.partition("?")[0] in (_COMPLETIONS, _CHAT)
+
+
+def with_logprobs(
+    server: OpenAIServer | None, path: str, body: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """The body of an app's own canary, which asks a known server for logprobs as well. Others may
+    refuse a request that does."""
+    if body is None:
+        return None
+    if server is None or not is_openai_path(path):
+        return dict(body)
+    asked = True if path.partition("?")[0] == _CHAT else 1
+    return {"logprobs": asked, **body}
 
 
 def _option(words: Sequence[str], name: str) -> str | None:

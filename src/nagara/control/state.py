@@ -45,6 +45,7 @@ class StartRecord:
     snapshot: str | None = None
     error: str | None = None
     files: Mapping[str, Any] | None = None  # as `FilesReport`
+    host: Mapping[str, float] | None = None  # as in `StartReport`
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +203,11 @@ class State:
         values = (
             start.replica, start.tenant, start.app, start.kind, json.dumps(dict(start.stages)),
             start.total_s, start.fallback, start.snapshot, start.error, start.started_s,
-            None if start.files is None else json.dumps(dict(start.files)),
+            _json(start.files), _json(start.host),
         )  # fmt: skip
         await self._note(
             lambda db: db.execute(
-                "INSERT OR REPLACE INTO starts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values
+                "INSERT OR REPLACE INTO starts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values
             )
         )
 
@@ -293,8 +294,13 @@ class State:
 
 
 def _start_record(row: sqlite3.Row) -> StartRecord:
-    files = None if row["files"] is None else json.loads(row["files"])
-    return StartRecord(**{**dict(row), "stages": json.loads(row["stages"]), "files": files})
+    columns = ("stages", "files", "host")
+    documents = {name: json.loads(row[name] or "null") for name in columns}
+    return StartRecord(**{**dict(row), **documents})
+
+
+def _json(document: Mapping[str, Any] | None) -> str | None:
+    return None if document is None else json.dumps(dict(document))
 
 
 def _capture(row: sqlite3.Row) -> CaptureRecord:

@@ -22,7 +22,10 @@ from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.runc import Runc
 from nagara.sandbox.tools import Tools, find_tools
 from nagara.snapshot.catalog import Catalog
+from nagara.snapshot.device.orders import DeviceOrders
+from nagara.snapshot.device.replica import find_device
 from nagara.snapshot.facts import read_host_facts
+from nagara.snapshot.levelling import can_level
 
 
 def build_node(state: Path) -> LocalNode:
@@ -72,12 +75,16 @@ def _container_node(
     images = node_images(state)
     trees = ReplicaTrees(image, images, models=state / "models", programs=Path(sys.prefix) / "bin")
     layers = FrozenLayers(folder / "layers")
+    versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
+    facts = read_host_facts(versions)
     runtime = ContainerRuntime(
         state=folder,
         trees=trees,
         runc=Runc(tools.runc, tools.criu, folder / "runc"),
         keeper=keeper,
         layers=layers,
+        can_level=can_level(facts),
+        devices=DeviceOrders(find_device()),
     )
     missing = list(tools.missing)
     if shutil.which("mkfs.erofs") is None:
@@ -87,10 +94,9 @@ def _container_node(
     snapshots = None
     if tools.criu is not None and not missing:
         catalog = Catalog(state / "snapshots")
-        versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
         snapshots = NodeSnapshots(
             catalog=catalog,
-            facts=read_host_facts(versions),
+            facts=facts,
             runtime=runtime,
             layers=layers,
         )

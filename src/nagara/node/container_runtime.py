@@ -18,6 +18,7 @@ from nagara.contract.node import NodeError, StartFailedError
 from nagara.contract.replica import FilesReport, ReplicaSpec
 from nagara.image.mounts import mount_points, unmount_tree
 from nagara.node.frozen_layers import FrozenLayers
+from nagara.node.host_parts import Stopwatch, host_parts, tool_times
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_hooks import after_restore, hook_environment, write_hook_files
@@ -38,8 +39,12 @@ from nagara.sandbox.netns import NetworkNamespace
 from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
 from nagara.snapshot.capture import CRIU_CONFIG
 from nagara.snapshot.catalog import Snapshot
+from nagara.snapshot.device.orders import DeviceOrders
+from nagara.snapshot.device.replica import put_back_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, RestoreError, SnapshotError
+from nagara.snapshot.levelling import levelled_environment
 from nagara.snapshot.opened import OpenedFiles
+from nagara.snapshot.vector_use import use_before_the_app
 
 _LAUNCH_S = 60.0
 _RESTORE_S = 120.0
@@ -68,6 +73,8 @@ class ContainerRuntime:
     Args:
         state: the node's folder.
         trees: what lies below the replicas' own layers.
+        can_level: whether libraries may be told to use less than this CPU has.
+        devices: saves and puts back what replicas have on this machine's devices.
     """
 
     isolation = "container"
@@ -80,11 +87,15 @@ class ContainerRuntime:
         runc: Runc,
         keeper: KeeperClient,
         layers: FrozenLayers,
+        devices: DeviceOrders,
+        can_level: bool = False,
     ) -> None:
         self.trees = trees
+        self.devices = devices
         self.runc = runc
         self._keeper = keeper
         self._layers = layers
+        self._can_level = can_level
         self._criu_config = state / "criu.conf"
         self._opened: dict[str, OpenedFiles] = {}  # of replicas that are to be saved
 
@@ -125,8 +136,12 @@ class ContainerRuntime:
                     f"the container could not be made: {error.what}", where=spec.app
                 ) from error
             reach("launch.running")
+            running = Running(pid, ContainerPort(namespace, spec.port))
+            if self._is_levelled(folder, spec):
+                running.is_levelled = True
+                running.avx512_before_s = await in_thread(use_before_the_app, pid)
             undo.pop_all()
-        return Running(pid, ContainerPort(namespace, spec.port))
+        return running
 
     async def restore(
         self,
@@ -143,8 +158,9 @@ class ContainerRuntime:
             write_hook_files(folder.upper, spec, is_new=False)
             tree.mount(folder, above=(frozen,))
             reach("restore.mounted")
+        launch, hooks = Stopwatch(), Stopwatch()
         with contextlib.ExitStack() as undo:
-            with waterfall.stage("host", "restore"):
+            with waterfall.stage("host", "restore"), launch.running():
                 namespace = NetworkNamespace.create()
                 undo.callback(namespace.close)
                 self._write_bundle(folder, spec, tree, namespace)
@@ -157,13 +173,19 @@ class ContainerRuntime:
                 except LaunchError as error:
                     raise _restore_failure(folder, snapshot, error) from error
                 reach("restore.running")
-            with waterfall.stage("host", "identity and hooks"):
+            telling = asyncio.create_task(in_thread(tool_times, folder.criu / "restore.log"))
+            undo.callback(telling.cancel)
+            with waterfall.stage("device", "restore"):
+                await in_thread(put_back_device, self.devices, pid, snapshot.memory)
+                reach("restore.device")
+            with waterfall.stage("host", "identity and hooks"), hooks.running():
                 set_hostname(pid, folder.name)
                 reach("restore.named")
                 running = Running(pid, ContainerPort(namespace, spec.port))
                 env = _app_environment(spec)
                 await after_restore(self.runc, folder, running, spec, env)
                 reach("restore.renewed")
+            running.host_parts = host_parts(await telling, launch.passed_s, hooks.passed_s)
             undo.pop_all()
         return running
 
@@ -219,14 +241,22 @@ class ContainerRuntime:
         )
 
     def _environment(self, folder: ReplicaFolder, spec: ReplicaSpec, tree: Tree) -> dict[str, str]:
+        own = {**tree.env, **_app_environment(spec)}
+        is_levelled = self._is_levelled(folder, spec)
         return {
             "HOME": "/root",
             "LANG": "C.UTF-8",
             **tree.env,
             "NAGARA_REPLICA": folder.name,
             **_app_environment(spec),
-            **hook_environment(spec, {**tree.env, **_app_environment(spec)}),
+            **hook_environment(spec, own),
+            **(levelled_environment(own) if is_levelled else {}),
         }
+
+    def _is_levelled(self, folder: ReplicaFolder, spec: ReplicaSpec) -> bool:
+        record = folder.read()
+        is_capture = record is not None and record.is_capture
+        return is_capture and spec.rules.is_wide and self._can_level
 
     def _write_bundle(
         self, folder: ReplicaFolder, spec: ReplicaSpec, tree: Tree, namespace: NetworkNamespace

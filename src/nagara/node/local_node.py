@@ -37,6 +37,7 @@ from nagara.contract.replica import (
 from nagara.node.admission import check_image_order, check_name, check_order
 from nagara.node.asking import Readiness, connected
 from nagara.node.folder_claim import FolderClaim
+from nagara.node.host_parts import with_rest
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
 from nagara.node.owned_tasks import Leisure, finished, in_thread
@@ -204,12 +205,13 @@ class LocalNode:
         return StartReport(
             replica=replica.name,
             kind=StartKind.RESTORED if is_restored else StartKind.PLAIN,
-            stages=waterfall.stages(),
+            stages=(stages := waterfall.stages()),
             elapsed_s=waterfall.elapsed_s(),
             snapshot=found.name if isinstance(found, Snapshot) and is_restored else None,
             fallback=fallback,
             capture_wanted=isinstance(found, NoSnapshot) and found.capture_wanted,
             files=files,
+            host=with_rest(replica.running, stages["host"]),
         )
 
     async def _files_report(self, replica: Replica, spec: ReplicaSpec) -> FilesReport:

@@ -14,10 +14,18 @@ from nagara.snapshot.catalog import Snapshot
 
 @dataclass(slots=True)
 class Running:
-    """A replica's first process and the way to its port."""
+    """A replica's first process and the way to its port.
+
+    `host_parts`: of one put back, seconds by part of the host stage; see `StartReport`.
+    `is_levelled`: its libraries were told to use less than this CPU has. `avx512_before_s`: what
+    its first thread had used before; see `vector_use`.
+    """
 
     pid: int
     port: "Port"
+    host_parts: Mapping[str, float] | None = None
+    is_levelled: bool = False
+    avx512_before_s: float = float("-inf")
 
 
 class Port(Protocol):

@@ -1,6 +1,7 @@
 """The snapshots of one node: which one fits an app, and making a new one. On the node's loop."""
 
 import asyncio
+import dataclasses
 import logging
 import time
 from dataclasses import dataclass
@@ -17,12 +18,16 @@ from nagara.node.replica_hooks import before_snapshot
 from nagara.node.runtime import Running
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.sockets_open import open_connections
-from nagara.snapshot.canary import CanaryError, Question
+from nagara.snapshot.canary import CanaryError, Question, agree
 from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord
+from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
+from nagara.snapshot.levelling import LEVEL, levelled_variant
 from nagara.snapshot.prefetch import ReadAhead
+from nagara.snapshot.processes import processes_of
 from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
+from nagara.snapshot.vector_use import users_of_avx512
 
 _QUIET_S = 10.0
 
@@ -106,11 +111,12 @@ class NodeSnapshots:
 
     async def check_answer(self, running: Running, spec: ReplicaSpec, snapshot: Snapshot) -> None:
         """Asks the canary. Raises `BadSnapshotError` when the answer is not the recorded one."""
+        question = question_of(spec.canary)
         try:
-            answer = await canary_answer(running.port, question_of(spec.canary))
+            answer = await canary_answer(running.port, question)
         except CanaryError as error:
             raise BadSnapshotError(f"the canary failed: {error}", where=snapshot.name) from error
-        if answer != snapshot.record.canary_answer:
+        if not agree(question, snapshot.record.canary_answer, answer):
             raise BadSnapshotError(
                 f"the canary answered {answer[:120]!r} instead of "
                 f"{snapshot.record.canary_answer[:120]!r}",
@@ -142,7 +148,7 @@ class NodeSnapshots:
             again = await canary_answer(running.port, question)
         except CanaryError as error:
             raise CaptureError(f"the canary failed: {error}", where=spec.app) from error
-        if answer != again:
+        if not agree(question, answer, again):
             raise CaptureError(
                 "the canary gives another answer each time, so a restored replica could not be "
                 f"judged: {answer[:80]!r}, then {again[:80]!r}",
@@ -166,7 +172,15 @@ class NodeSnapshots:
         self, folder: ReplicaFolder, running: Running, spec: ReplicaSpec, staging: Path
     ) -> Saved:
         """Writes the replica to `staging`; it stays frozen. Blocking. Raises `CaptureError`."""
-        return save(
+        save_device(
+            self._runtime.devices,
+            running.pid,
+            staging / "memory",
+            rebuilds_communicators=spec.hooks.rebuilds_communicators,
+        )
+        reach("capture.device")
+        is_levelled = spec.rules.is_wide and _keeps_to_the_level(running, spec.app)
+        saved = save(
             self._runtime.runc,
             folder.name,
             running.pid,
@@ -176,6 +190,7 @@ class NodeSnapshots:
             staging=staging,
             work=folder.criu,
         )
+        return dataclasses.replace(saved, is_levelled=is_levelled)
 
     async def publish(
         self, staging: Path, spec: ReplicaSpec, saved: Saved, answer: str
@@ -198,7 +213,7 @@ class NodeSnapshots:
     ) -> tuple[Snapshot, list[Path]]:
         record = SnapshotRecord(
             key=self.key(spec),
-            variant=Variant.of_host(self._facts),
+            variant=_variant(self._facts, saved),
             canary_answer=answer,
             host_files=saved.host_files,
             files=saved.files,
@@ -232,6 +247,22 @@ class NodeSnapshots:
             self._catalog.make_staging(staging)
         except OSError as error:
             raise CaptureError(f"cannot be saved: {error}") from error
+
+
+def _keeps_to_the_level(running: Running, app: str) -> bool:
+    """Whether a replica started for a wide snapshot needs no more than the level."""
+    why = f"this CPU has not all of {LEVEL}"
+    if running.is_levelled:
+        users = users_of_avx512(processes_of(running.pid), running.pid, running.avx512_before_s)
+        why = f"AVX-512 was used all the same by {', '.join(users)}"
+        if not users:
+            return True
+    _log.warning("%s: its snapshot is for CPUs like this one alone: %s", app, why)
+    return False
+
+
+def _variant(facts: HostFacts, saved: Saved) -> Variant:
+    return levelled_variant(facts) if saved.is_levelled else Variant.of_host(facts)
 
 
 def _none_yet(in_quarantine: int) -> NoSnapshot:

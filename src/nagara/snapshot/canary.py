@@ -1,10 +1,20 @@
-"""The request whose known answer a restored replica must give. Blocking: worker threads only."""
+"""The request whose known answer a restored replica must give. Blocking: worker threads only.
+
+Of an OpenAI server's answer the first token's logprob is kept too, where the request asks for it.
+Wrong weights can still give the same few words; the same probability of the first of them they
+cannot give.
+"""
 
 import http.client
 import json
+import math
 import socket
 from dataclasses import dataclass
 from typing import Any
+
+# Above what the same weights differ by when a batch is computed in another order, far below what
+# other weights do.
+LOGPROB_TOLERANCE = 0.05
 
 
 class CanaryError(Exception):
@@ -15,8 +25,9 @@ class CanaryError(Exception):
 class Question:
     """The canary request and how its answers compare.
 
-    `is_openai`: only what a greedy request determines counts (texts and finish reasons, not ids
-    and times). Otherwise status and body must be equal byte for byte.
+    `is_openai`: only what a greedy request determines counts (texts, finish reasons and, within a
+    tolerance, the first logprob; not ids and times). Otherwise status and body must be equal byte
+    for byte.
     """
 
     path: str
@@ -89,11 +100,44 @@ def canonical(question: Question, answer: Answer) -> str:
         raise CanaryError(f"{question.path} gave no OpenAI answer: {error!r}") from error
 
 
+def agree(question: Question, recorded: str, answer: str) -> bool:
+    """Whether two answers, in the form that `canonical` gives, are the same."""
+    if not question.is_openai:
+        return recorded == answer
+    try:
+        first, second = json.loads(recorded), json.loads(answer)
+        logprobs = [
+            [choice.pop("first_logprob", None) for choice in one] for one in (first, second)
+        ]
+    except (ValueError, TypeError, AttributeError):  # what was recorded is no such answer
+        return False
+    return first == second and all(map(_is_near, *logprobs))
+
+
+def _is_near(first: float | None, second: float | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return math.isclose(first, second, rel_tol=0.0, abs_tol=LOGPROB_TOLERANCE)
+
+
 def _determined(choice: dict[str, Any]) -> dict[str, Any]:
-    """Text, finish reason and token texts; ids and times differ from call to call."""
+    """Text, finish reason and first logprob; ids and times differ from call to call."""
     kept = {"finish_reason": choice.get("finish_reason")}
     if "text" in choice:
         kept["text"] = choice["text"]
     else:
         kept["content"] = choice["message"]["content"]
+    if (logprob := _first_logprob(choice.get("logprobs"))) is not None:
+        kept["first_logprob"] = logprob
     return kept
+
+
+def _first_logprob(logprobs: dict[str, Any] | None) -> float | None:
+    """Of the first token, in the older shape (`token_logprobs`) or the newer one (`content`)."""
+    if not logprobs:
+        return None
+    if older := logprobs.get("token_logprobs"):
+        return float(older[0])
+    if newer := logprobs.get("content"):
+        return float(newer[0]["logprob"])
+    return None

@@ -43,7 +43,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a capture has written to its staging folder. `notes`: what it has left out."""
+    """What a capture has written to its staging folder.
+
+    `notes`: what it has left out. `is_levelled`: it needs no more than the level of `levelling`.
+    """
 
     host_files: tuple[FileMark, ...]
     files: dict[str, tuple[int, str]]
@@ -51,6 +54,7 @@ class Saved:
     memory_bytes: int
     layer_bytes: int
     notes: tuple[str, ...] = ()
+    is_levelled: bool = False
 
 
 def save(

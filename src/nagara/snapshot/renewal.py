@@ -9,7 +9,6 @@ from nagara.sandbox.unix_socket import connect
 from nagara.snapshot.errors import SnapshotError
 
 HOOK_SOCKET = Path("/run/nagara/hook.sock")  # inside the container; each process adds its pid
-_AT_ONCE = 8
 
 
 def call_hook(pid: int, request: Mapping[str, object], *, timeout_s: float) -> bool:
@@ -24,7 +23,8 @@ def call_hook(pid: int, request: Mapping[str, object], *, timeout_s: float) -> b
     sockets = sorted(folder.glob(f"{HOOK_SOCKET.name}.*"))
     if not sockets:
         return False
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    # All at once: what the hooks do may need all processes, as building a process group does.
+    with ThreadPoolExecutor(len(sockets)) as pool:
         asked = [pool.submit(_ask, path, request, timeout_s) for path in sockets]
         have_hooks = [answer.result() for answer in asked]
     return any(have_hooks)

@@ -24,11 +24,17 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a host must have for a snapshot made on a host like it."""
+    """What a host must have for a snapshot made on a host like it.
+
+    `is_levelled`: its libraries were told to use no more than `cpu_flags`. Then a host whose
+    extended registers take less does too: what was saved has none of the others in use, and the
+    space that was set aside for them is only larger than needed.
+    """
 
     cpu_flags: frozenset[str]
     signal_frame_bytes: int
     cache_line_bytes: int
+    is_levelled: bool = False
 
     @classmethod
     def of_host(cls, facts: HostFacts) -> "Variant":
@@ -40,7 +46,10 @@ class Variant:
         if missing := sorted(self.cpu_flags - facts.cpu_flags):
             shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             return f"this CPU lacks {shown}"
-        if self.signal_frame_bytes != facts.signal_frame_bytes:
+        is_less = facts.signal_frame_bytes < self.signal_frame_bytes
+        if self.signal_frame_bytes != facts.signal_frame_bytes and not (
+            self.is_levelled and is_less
+        ):
             return (
                 f"extended registers take {facts.signal_frame_bytes} bytes here, "
                 f"{self.signal_frame_bytes} where it was made"

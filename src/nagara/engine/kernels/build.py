@@ -18,7 +18,10 @@ from nagara.engine.errors import UnsupportedError
 
 SOURCE = Path(__file__).with_name("flat.c")
 # No -ffast-math: linking with it changes the float mode of the whole process
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-w")
+FLAGS = ("-O3", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-w")
+# Names the CPU to compile for, as compilers know it: one that all machines have on which a saved
+# engine is to go on. Unset: this machine's own.
+LEVEL_VARIABLE = "NAGARA_CPU_LEVEL"
 
 
 def cache_folders() -> list[Path]:
@@ -74,7 +77,8 @@ def find_or_compile(*, is_bfloat16: bool) -> Path:
 
 def _find_or_compile(candidates: list[Path], *, is_bfloat16: bool) -> Path:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
-    flags = (*FLAGS, f"-DBF16={int(is_bfloat16)}")
+    level = os.environ.get(LEVEL_VARIABLE) or "native"
+    flags = (*FLAGS, f"-march={level}", f"-DBF16={int(is_bfloat16)}")
     text = _text_mark(flags)
     folders = [folder for folder in candidates if _is_trusted(folder)]
     if compiler is None:

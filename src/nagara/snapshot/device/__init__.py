@@ -1,0 +1,1 @@
+"""What of a replica lies on a device: saved through the driver, put back, refused with reasons."""

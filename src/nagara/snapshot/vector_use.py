@@ -1,0 +1,66 @@
+"""Which processes have used AVX-512, as the kernel has seen it. Blocking: worker threads only.
+
+`/proc/PID/task/TID/arch_status` says how long ago a thread was last scheduled away with AVX-512
+registers in use; -1 if it never was. The file is there on CPUs with AVX-512 alone. A container's
+first thread keeps the answer of the program that it was before, the container runtime, so what it
+says right after it has become the app's is to be held against what it says later.
+"""
+
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_ELAPSED = re.compile(r"^AVX512_elapsed_ms:\s*(-?\d+)$", re.MULTILINE)
+_SLACK_S = 0.05  # the kernel counts in its own ticks
+_RUNTIME_NAME = "runc:"
+_EXECUTED_S, _PAUSE_S = 10.0, 0.002
+
+
+def last_use_s(pid: int, thread: int | None = None) -> float:
+    """When a thread (the first one) was last seen using it: a reading of the monotonic clock,
+    minus infinity if it never was."""
+    text = _text(Path(f"/proc/{pid}/task/{pid if thread is None else thread}/arch_status"))
+    found = _ELAPSED.search(text)
+    elapsed_ms = int(found[1]) if found else -1
+    return time.monotonic() - elapsed_ms / 1000 if elapsed_ms >= 0 else float("-inf")
+
+
+def use_before_the_app(pid: int) -> float:
+    """The last use by what a container's first thread was before it became the app's."""
+    deadline_s = time.monotonic() + _EXECUTED_S
+    while _text(Path(f"/proc/{pid}/comm")).startswith(_RUNTIME_NAME):
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(_PAUSE_S)
+    return last_use_s(pid)
+
+
+def users_of_avx512(pids: Iterable[int], first: int, before_s: float) -> list[str]:
+    """The names of processes that have used it, with their pids.
+
+    Args:
+        first: the container's first process.
+        before_s: what `use_before_the_app` said of that one.
+    """
+    return [
+        f"{_text(Path(f'/proc/{pid}/comm')).strip()} ({pid})"
+        for pid in pids
+        if _has_used(pid, before_s if pid == first else float("-inf"))
+    ]
+
+
+def _has_used(pid: int, before_s: float) -> bool:
+    for folder in Path(f"/proc/{pid}/task").glob("*"):
+        thread = int(folder.name)
+        since_s = before_s if thread == pid else float("-inf")
+        if last_use_s(pid, thread) > since_s + _SLACK_S:
+            return True
+    return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # it has just ended, or this kernel does not tell
+        return ""
