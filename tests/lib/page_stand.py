@@ -152,7 +152,8 @@ def seed(folder: Path, apps: int, starts: int, *, name: str = "app") -> None:
         def act(db: sqlite3.Connection) -> None:
             db.executemany(
                 "INSERT INTO starts (replica, tenant, app, kind, stages, total_s, snapshot, error,"
-                " fallback, started_s, files) VALUES (?, 'default', ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " fallback, started_s, files, host)"
+                " VALUES (?, 'default', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 rows,
             )
 
@@ -190,4 +191,6 @@ def _start_row(chance: random.Random, names: list[str], number: int) -> tuple[An
         "the command ended with 1: no such file" if kind is None else None,
         "the snapshot is of another CPU" if kind == "plain" and number % 7 == 0 else None,
         time.time() - 40 * number, json.dumps(files) if kind else None,
+        json.dumps({"tool": 0.6 * stages["host"], "read": 0.3 * stages["host"],
+                    "hooks": 0.1 * stages["host"]}) if is_restored else None,
     )  # fmt: skip

@@ -83,6 +83,9 @@ def test_plain_and_restored_starts_are_compared_with_their_bytes_and_tiers(
         shown = page.inner_text("#tip")
         assert "900 objects, 212 MB" in shown
         assert "from zone: 400 objects, 112 MB" in shown
+        page.hover(".compare .stack >> nth=1 >> .seg.host")
+        assert "from snapshot 2f6c01" in page.inner_text("#tip")
+        assert "hooks" in page.inner_text("#tip")
 
 
 def test_requests_and_tokens_are_counted_as_they_pass(

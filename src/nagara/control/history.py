@@ -86,5 +86,6 @@ class History:
 
 
 def _start(row: sqlite3.Row) -> dict[str, Any]:
-    files = None if row["files"] is None else json.loads(row["files"])
-    return {**dict(row), "stages": json.loads(row["stages"]), "files": files}
+    """A row with what is kept as JSON read."""
+    read = {key: row[key] and json.loads(row[key]) for key in ("stages", "files", "host")}
+    return {**dict(row), **read}

@@ -27,7 +27,7 @@ export function filesLines(files) {
 }
 
 function partLines(start, stage) {
-  const parts = start.parts?.[stage];
+  const parts = stage === "host" ? start.host : null;
   return parts ? Object.entries(parts).map(([name, value]) => `  ${name} ${seconds(value)}`) : [];
 }
 
@@ -64,7 +64,8 @@ function kind(start) { return start.kind ?? "failed"; }
 function details(start) {
   const rows = STAGES.map((stage) => h("tr", null, h("td", null, stage),
     h("td", { class: "n" }, seconds(start.stages[stage] ?? 0)),
-    h("td", { class: "quiet" }, WHAT[stage])));
+    h("td", { class: "quiet" }, WHAT[stage], stage === "host" && start.host
+      ? `: ${Object.entries(start.host).map(([name, value]) => `${name} ${seconds(value)}`).join(", ")}` : "")));
   return h("div", { class: "details" },
     start.error && h("p", { class: "bad" }, `failed: ${start.error}`),
     start.fallback && h("p", { class: "warn" }, `started plainly: ${start.fallback}`),
