@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE := 1
 BIN := .venv/bin
 MODEL := $(NAGARA_STATE)/models/smollm2/nagara-model.json
 
-.PHONY: demo test test-servers check bench format screenshots setup model tools transcript clean
+.PHONY: demo test test-servers check bench docs docs-test format screenshots setup model tools transcript clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -19,6 +19,8 @@ help:
 	@echo "make test-servers  real servers (vLLM, llama.cpp, FastAPI ...), some GB of environments"
 	@echo "make check   formatting, lint, types, import rules, size budgets"
 	@echo "make bench   the headline measurement; nagara bench --help lists all"
+	@echo "make docs    the documents as a site, into build/site"
+	@echo "make docs-test  every command of README and guides, in an empty environment"
 	@echo "make screenshots  pictures of the page, into build/screenshots"
 	@echo "make format  format the code"
 	@echo "make transcript  README.md's output of nagara doctor, made anew here"
@@ -50,6 +52,14 @@ bench: model tools
 format: setup
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+# The site goes to build/site; a link or anchor that leads nowhere fails it.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# In an empty environment with the wheel; it installs torch, so it takes a few minutes.
+docs-test: tools model
+	$(BIN)/python scripts/docs_test.py
 
 screenshots: setup
 	$(BIN)/python scripts/screenshots.py

@@ -49,7 +49,7 @@ def test_every_route_of_the_api_is_documented() -> None:
     none: object = None
     watch = WatchApi(none, none)  # type: ignore[arg-type]
     api = Api(none, none, none, none, none, watch)  # type: ignore[arg-type]
-    for _, pattern, _ in api._routes:
+    for _, pattern, _ in api.routes:
         path = re.sub(r"\(\?P<(\w+)>[^)]*\)", lambda match: match[1].upper(), pattern.pattern)
         path = path.replace("machines/NAME", "machines/MACHINE").replace("/NAME", "/APP")
         assert path in PAGE + POOL_PAGE, path

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from nagara.base.errors import NagaraError, UsageError
 from nagara.contract.node import Node, NodeUnavailableError, ReplicaGoneError
+from nagara.control import openapi
 from nagara.control.app_images import with_images
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import Auth, bearer
@@ -53,8 +54,9 @@ class Api:
         self._state = state
         self._auth = auth
         app = r"/api/apps/(?P<app>[a-z0-9-]+)"
-        self._routes: tuple[tuple[str, re.Pattern[str], _Handler], ...] = (
+        self.routes: tuple[tuple[str, re.Pattern[str], _Handler], ...] = (
             ("GET", re.compile(r"/api/status"), self._status),
+            ("GET", re.compile(r"/api/openapi"), self._openapi),
             ("PUT", re.compile(r"/api/apps"), self._deploy),
             ("GET", re.compile(r"/api/apps"), self._list),
             ("GET", re.compile(app), self._show),
@@ -86,7 +88,7 @@ class Api:
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.partition("?")[0]
         is_known = False
-        for method, pattern, handler in self._routes:
+        for method, pattern, handler in self.routes:
             match = pattern.fullmatch(path)
             if match is not None:
                 is_known = True
@@ -101,6 +103,10 @@ class Api:
     async def _status(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """`{"machine", "isolation", "can_snapshot", "missing", ...}`: the node's facts."""
         return web.json_response(asdict(await self._node.facts()))
+
+    async def _openapi(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
+        """This API as an OpenAPI document."""
+        return web.json_response(openapi.document(self.routes))
 
     async def _deploy(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """The body is an app file; `?file=` names it in messages. `{"apps": [...]}`.
@@ -121,12 +127,12 @@ class Api:
         return web.json_response({"apps": [_describe(service) for service in services]})
 
     async def _list(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
-        """`{"apps": [...]}`, each as `_describe` says."""
+        """`{"apps": [...]}`: each with replicas by state, requests, capture, last failure."""
         apps = [_describe(service) for service in self._fleet.services.values()]
         return web.json_response({"apps": apps})
 
     async def _show(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
-        """One app as `_describe` says."""
+        """One app: its definition, replicas by state, requests, capture, last failure."""
         return web.json_response(_describe(self._service(arguments["app"])))
 
     async def _delete(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
