@@ -4,7 +4,7 @@
 
 In an environment of its own: nagara is built as a wheel and installed into an empty virtual
 environment (kept in `build/docs-test` until the sources change), each page has an empty folder
-and an empty state, and nothing else of this checkout but a copy of its `examples`. All commands of a
+and an empty state, and nothing else of this checkout but its `examples`. All commands of a
 page run in one shell, in their order; one that fails ends the page.
 
 What stands before a block of code says how it is treated:
@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import venv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,10 +30,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "docs-test"
-PAGES = ("README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs/guides").glob("*.md"))),
-         "docs/guide.md", "docs/command-line.md")  # fmt: skip
+_GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+PAGES = ("README.md", *(str(guide.relative_to(ROOT)) for guide in _GUIDES), "docs/guide.md",
+         "docs/command-line.md")  # fmt: skip
 EXTRAS = "smollm2,pool"
-_PAGE_S = 1200
+_PAGE_S = 600
 _READY_S = 120
 
 _BLOCK = re.compile(
@@ -81,7 +83,9 @@ def commands(block: str) -> Iterator[str]:
 
 def script(page: Sequence[Step], log: Path) -> str:
     """A shell script of the steps. Commands in the background end with it."""
-    lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"]
+    # With job control each command in the background is a group of its own, ended as a whole.
+    end = "for job in $(jobs -p); do kill -- -$job 2>/dev/null; done; wait"
+    lines = ["set -meuo pipefail", f"trap {shlex.quote(end)} EXIT"]
     for number, step in enumerate(page):
         if step.skipped is not None:
             continue
@@ -93,11 +97,12 @@ def script(page: Sequence[Step], log: Path) -> str:
             lines.append(step.text)
             continue
         said = log / f"{number}.log"
-        lines.append(f"{step.text} > {said} 2>&1 &")
+        # It takes the shell's place, so that who waits for the one waits for the other.
+        lines.append(f"(exec {step.text}\n) > {said} 2>&1 &")
+        has_said, fail = f"grep -q {shlex.quote(step.until)} {said}", f"{{ cat {said}; exit 1; }}"
         lines.append(
-            f"for _ in $(seq {_READY_S * 10}); do grep -q {shlex.quote(step.until)} {said} && break; "
-            f"kill -0 $! || {{ cat {said}; exit 1; }}; sleep 0.1; done; "
-            f"grep -q {shlex.quote(step.until)} {said} || {{ cat {said}; exit 1; }}"
+            f"for _ in $(seq {_READY_S * 10}); do {has_said} && break; "
+            f"kill -0 $! || {fail}; sleep 0.1; done; {has_said} || {fail}"
         )
     return "\n".join(lines) + "\n"
 
@@ -126,9 +131,9 @@ def run_page(name: str, made: Path) -> tuple[bool, int, int]:
     page = list(steps((ROOT / name).read_text()))
     done = sum(step.skipped is None and step.file is None for step in page)
     left = sum(step.skipped is not None for step in page)
-    with tempfile.TemporaryDirectory(
-        prefix="nagara-docs-", dir="/srv" if os.geteuid() == 0 else None
-    ) as scratch:
+    # Replicas of the `host` image see /srv, not /tmp.
+    where = "/srv" if os.geteuid() == 0 else None
+    with tempfile.TemporaryDirectory(prefix="nagara-docs-", dir=where) as scratch:
         folder, log = Path(scratch) / "work", Path(scratch) / "log"
         shims = Path(scratch) / "bin"
         for each in (folder, log, shims):
@@ -172,25 +177,28 @@ def _run(text: str, folder: Path, env: dict[str, str]) -> bool:
     )
     try:
         return process.wait(_PAGE_S) == 0
-    except BaseException:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
-        raise
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
 
 
 def main() -> int:
     made = environment()
     failed, ran, left_out = [], 0, 0
     for name in sys.argv[1:] or PAGES:
+        begun_s = time.monotonic()
         print(f"== {name}", flush=True)
         is_good, done, left = run_page(name, made)
         ran, left_out = ran + done, left_out + left
+        print(f"== {name}: {time.monotonic() - begun_s:.0f} s", flush=True)
         if not is_good:
             failed.append(name)
             print(f"error: {name}: its last command above failed", file=sys.stderr)
-    print(
-        f"{ran} commands of {len(sys.argv[1:] or PAGES)} pages run, {left_out} left out with a reason"
-    )
+    count = len(sys.argv[1:] or PAGES)
+    print(f"{ran} commands of {count} pages run, {left_out} left out with a reason")
     return 1 if failed else 0
 
 
