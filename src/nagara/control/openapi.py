@@ -26,7 +26,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for method, pattern, handler in routes:
         path = path_of(pattern)
-        paths.setdefault(path, {})[method.lower()] = _operation(pattern, handler)
+        paths.setdefault(path, {})[method.lower()] = _operation(method, pattern, handler)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -48,13 +48,15 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(pattern: re.Pattern[str], handler: Callable[..., Any]) -> dict[str, Any]:
+def _operation(
+    method: str, pattern: re.Pattern[str], handler: Callable[..., Any]
+) -> dict[str, Any]:
     words = " ".join((handler.__doc__ or "").split())
     inside = [{"name": name, "in": "path", "required": True} for name in pattern.groupindex]
     asked = [{"name": name, "in": "query", "required": False} for name in _QUERY.findall(words)]
     text = {"type": "string"}
     return {
-        "operationId": handler.__name__.strip("_"),
+        "operationId": method.lower() + re.sub(r"[^a-z]+", "_", path_of(pattern)).rstrip("_"),
         "description": words,
         "parameters": [{**one, "schema": text} for one in (*inside, *asked)],
         "responses": {
