@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE := 1
 BIN := .venv/bin
 MODEL := $(NAGARA_STATE)/models/smollm2/nagara-model.json
 
-.PHONY: demo test test-servers check bench docs docs-test format screenshots setup model tools transcript clean
+.PHONY: demo test test-servers restores check bench docs docs-test format screenshots setup model tools transcript clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -17,6 +17,7 @@ help:
 	@echo "make demo    cold start, snapshot and restored start of a real model"
 	@echo "make test    all checks and all tests"
 	@echo "make test-servers  real servers (vLLM, llama.cpp, FastAPI ...), some GB of environments"
+	@echo "make restores  a torch server put back 200 times under requests"
 	@echo "make check   formatting, lint, types, import rules, size budgets"
 	@echo "make bench   the headline measurement; nagara bench --help lists all"
 	@echo "make docs    the documents as a site, into build/site"
@@ -38,6 +39,9 @@ test-servers: model tools
 	NAGARA_SERVERS=1 $(BIN)/pytest tests/servers tests/whole/test_foreign.py \
 	    tests/node/test_foreign_servers.py tests/node/test_preflight.py
 
+restores: model tools
+	NAGARA_RESTORES=200 $(BIN)/pytest tests/whole/test_restores.py
+
 check: setup
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -55,7 +59,8 @@ format: setup
 
 # The site goes to build/site; a link or anchor that leads nowhere fails it.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	# Not --quiet: then warnings would not count.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # In an empty environment with the wheel; it installs torch, so it takes a few minutes.
 docs-test: tools model

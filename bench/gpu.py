@@ -41,6 +41,15 @@ SHAPES = {
         "intermediate": 14336,
         "vocab": 128256,
     },
+    "1b": {
+        "layers": 16,
+        "hidden": 2048,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 64,
+        "intermediate": 8192,
+        "vocab": 128256,
+    },
     "tiny": {
         "layers": 2,
         "hidden": 64,

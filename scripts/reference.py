@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
@@ -19,12 +20,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import nagara
+from nagara.base.clock import SystemClock
 from nagara.cli.command_examples import EXAMPLES
 from nagara.cli.errors_list import all_kinds, all_messages
 from nagara.cli.exit_codes import EXIT_CODES
 from nagara.cli.main import main as root_command
 from nagara.control import appfile, openapi, replicas
 from nagara.control.api import Api
+from nagara.control.metrics import Histogram
+from nagara.control.occupancy import Use
+from nagara.control.telemetry import Telemetry
 from nagara.control.watch_api import WatchApi
 from nagara.engine import metrics as engine_metrics
 from nagara.engine.engine import EngineStats
@@ -47,6 +52,9 @@ VARIABLES = {
     "NAGARA_REPLICA_TOKEN_FILE": "given to replicas: the file with their own token",
     "NAGARA_HOOK_SOCKET": "given to replicas: where their processes listen for snapshot hooks",
     "NAGARA_FAULT_FILE": "for tests: a file that says at which moment a process is to fail",
+    "NAGARA_DATABASE": "where the state is kept, as `nagara up --database`",
+    "NAGARA_LOG_FORMAT": "`text` or `json`, as `--log-format`",
+    "NAGARA_TENANT": "given to the command that reads a tenant's key: whose key",
     "REGISTRY_PASSWORD": "the password for `nagara image import --user`",
     "XDG_STATE_HOME": "the folder of the state folder, for users other than root",
     "XDG_CACHE_HOME": "the folder of the engine's cache",
@@ -121,12 +129,10 @@ def app_file_page() -> str:
     lines += ["| key | type | default | what |", "|---|---|---|---|"]
     for key, info in _keys(appfile._AppTable, ""):
         said = words.get(key)
-        if said is None and key == "scale.buffer":
-            continue  # no choice yet
         if said is None:
             raise MissingWordsError(f"docs/apps.md does not describe the key {key}")
         default = "required" if info.is_required() else _default(info)
-        said = said.replace("](#", "](../apps.md#").replace("](snapshots", "](../snapshots")
+        said = re.sub(r"\]\((\w+\.md)", r"](../\1", said.replace("](#", "](apps.md#"))
         lines.append(f"| `{key}` | {_escape(_type(info))} | {default} | {said} |")
     return "\n".join(lines) + "\n"
 
@@ -199,12 +205,13 @@ def _plain(annotation: Any) -> str:
         return " or ".join(_plain(each) for each in inside if each is not type(None))
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "table"
-    return _TYPES.get(annotation.__name__, annotation.__name__)
+    name: str = annotation.__name__
+    return _TYPES.get(name, name)
 
 
 def _words_of(page: Path) -> dict[str, str]:
     """What a page's tables say of each key: the first column may name several."""
-    words = {}
+    words: dict[str, str] = {}
     for line in page.read_text().splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if len(cells) >= 2 and cells[0].startswith("`"):
@@ -274,8 +281,19 @@ def exposed(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def control_metrics() -> str:
-    """What `/metrics` answers of an empty pool."""
-    return figures.metrics(figures.Figures(0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0))
+    """What `/metrics` answers once everything has been counted, and an app has been served."""
+    telemetry = Telemetry(SystemClock())
+    for one in vars(telemetry.metrics).values():
+        labels = ["x"] * len(one.labels)
+        one.add(*labels, seconds=1.0) if isinstance(one, Histogram) else one.add(*labels)
+    service: Any = SimpleNamespace(
+        app=SimpleNamespace(name="x"), replicas={"x": None},
+        by_state=lambda: {replicas.ReplicaState.READY: 1},
+        dispatcher=SimpleNamespace(held=1, demand=SimpleNamespace(now=1)),
+    )  # fmt: skip
+    telemetry.occupancy.begin("x", "x", Use.BUSY, 0.0)
+    pool = figures.Figures(0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+    return telemetry.text([service]) + figures.metrics(pool)
 
 
 def engine_text() -> str:
@@ -292,7 +310,8 @@ def engine_text() -> str:
 def api_document() -> dict[str, Any]:
     """The OpenAPI document of the admin API."""
     none: Any = None
-    return openapi.document(Api(none, none, none, none, none, WatchApi(none, none)).routes)
+    api = Api(none, none, none, none, none, none, none, WatchApi(none))
+    return openapi.document(api.routes)
 
 
 def api_page() -> str:
@@ -343,7 +362,7 @@ def states_page() -> str:
             "|---|---|---|",
         ]
         lines += [f"| {state.value} | {event.value} | {target.value} |"
-                  for (state, event), target in table.items()]  # type: ignore[attr-defined]  # fmt: skip
+                  for (state, event), target in table.items()]  # fmt: skip
         lines.append("")
     return "\n".join(lines)
 

@@ -38,6 +38,12 @@ def test_a_start_of_which_no_parts_are_known_has_no_rows_of_them() -> None:
     assert not any("runtime" in line for line in drawn(PLAIN))
 
 
+def test_weights_that_were_read_again_are_shown_with_their_speed() -> None:
+    read = {"size_bytes": 16 * 10**9, "seconds": 2.0}
+    files = {"way": "host", "kind": "host", "weights": read}
+    assert any("weights 16 GB at 8.00 GB/s" in line for line in drawn({**RESTORED, "files": files}))
+
+
 def test_a_measurement_gives_the_medians_of_the_parts() -> None:
     restored = Kind("restored_warm", "restored", "restored", is_cold=False)
     for read_s in (0.2, 0.1, 0.4):

@@ -125,6 +125,8 @@ async def node(clock: Clock) -> AsyncIterator[FakeNode]:
     node = FakeNode(clock)
     yield node
     await node.close()
+    for _ in range(10):  # what was accepted in the last moment finds its peer gone, and closes
+        await asyncio.sleep(0)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
     ("keys", "said"),
     [
         ('limits = {disk = "1GiB"}', "app.a.limits.disk: not supported yet"),
-        ("scale = {buffer = 1}", "app.a.scale.buffer: buffers above 0 are not supported yet"),
+        ("scale = {buffer = -1}", "app.a.scale.buffer: input should be greater than or equal to 0"),
         ('device = {type = ["h100"]}', "app.a.device: choosing a device is not supported yet"),
         ('zzz = "1s"', "app.a.zzz: unknown key; allowed: command, device"),
         ("scale = {mx = 1}", "app.a.scale.mx: unknown key; nearest: max"),
@@ -91,6 +91,8 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
         ('scale = {idle = "5"}', "app.a.scale.idle: '5' is not a duration"),
         ('timeouts = {start = "0s"}', "app.a.timeouts.start: a duration must be above zero"),
         ("snapshot = 1", "app.a.snapshot: must be true, false or"),
+        ('secrets = ["a b"]', "app.a.secrets.0: 'a b' is not a name of a secret"),
+        ('secrets = ["T"]\nenv = {T = "1"}', "app.a: secrets: T is in env as well"),
         ("snapshot = {canary = {pth = 1}}", "app.a.snapshot.canary.path: this key is required"),
         (
             'snapshot = {before = [{pth = "/x"}]}',
@@ -101,7 +103,13 @@ def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
             "app.a.snapshot.before.0: a step has either a path or a com",
         ),
         ('snapshot = {preset = "x"}', "app.a.snapshot.preset: input should be 'auto', 'none'"),
-        ('snapshot = {weights = "carried"}', "app.a.snapshot.weights: not supported yet"),
+        (
+            'snapshot = {weights = "streamed"}',
+            "app.a: snapshot.weights: of this server it is not known",
+        ),
+        ('snapshot = {weights = "x"}', "app.a.snapshot.weights: input should be 'auto', 'str"),
+        ('snapshot = {communicators = "x"}', "app.a.snapshot.communicators: input should be"),
+        ('devices = ["gpu0"]', "app.a.devices.0: 'gpu0' names no device"),
         ('env = {"A=B" = "1"}', "app.a: env: 'A=B' is not a name"),
         ("env = {A = 1}", "app.a.env.A: input should be a valid string"),
         ('ready = "health"', "app.a.ready: a path begins with"),
@@ -142,6 +150,21 @@ def test_an_unknown_kind_of_image_is_refused_with_the_known_ones(image: str) -> 
     assert "registry:" in problem
 
 
+@pytest.mark.parametrize("image", ["oci:/x", "docker-archive:/x", "registry:h/n", "image:base"])
+def test_an_image_of_others_may_name_the_command(image: str) -> None:
+    text = one("").replace('"host"', f'"{image}"').replace('command = ["x"]\n', "")
+    (app,) = parse_apps(text, "f")
+    assert app.command == ()
+
+
+@pytest.mark.parametrize("image", ["host", "dir:/x", "venv:/x"])
+@pytest.mark.parametrize("command", ["", "command = []\n"])
+def test_what_has_no_command_of_its_own_needs_one(image: str, command: str) -> None:
+    text = one("").replace('"host"', f'"{image}"').replace('command = ["x"]\n', command)
+    (problem,) = problems(text)
+    assert problem.startswith("app.a.command: this key is required")
+
+
 def test_another_tree_of_the_same_source_is_another_definition() -> None:
     (app,) = parse_apps(one("").replace('"host"', '"dir:/x"'), "f")
     first, second = replace(app, image_index="a.1"), replace(app, image_index="b.1")
@@ -151,10 +174,10 @@ def test_another_tree_of_the_same_source_is_another_definition() -> None:
 
 
 def test_all_faults_of_a_file_are_shown_at_once() -> None:
-    found = problems('x = 1\n[app.A]\nimage = "hots"\n[app.b]\nport = 0\nsecrets = []\n')
+    found = problems('x = 1\n[app.A]\nimage = "hots"\n[app.b]\nport = 0\nnetwork = 1\n')
     assert [problem.partition(":")[0] for problem in found] == [
         "x", "app.A", "app.A.image", "app.A.command",
-        "app.b.image", "app.b.command", "app.b.port", "app.b.secrets",
+        "app.b.image", "app.b.command", "app.b.port", "app.b.network",
     ]  # fmt: skip
 
 
@@ -242,6 +265,22 @@ def test_the_reach_of_a_snapshot_is_part_of_what_the_app_is() -> None:
     assert from_document(older) == same
 
 
+def test_secrets_are_named_and_kept_out_of_snapshots_by_default() -> None:
+    app, allowing, without = (
+        parse_apps(one(keys), "f")[0]
+        for keys in (
+            'secrets = ["TOKEN", "KEY", "TOKEN"]',
+            'secrets = ["TOKEN", "KEY"]\nsnapshot = {secrets = "allow"}',
+            "",
+        )
+    )
+    assert app.spec(()).secret_names == ("TOKEN", "KEY")
+    assert app.spec(()).secrets == ()
+    assert (app.rules.with_secrets, allowing.rules.with_secrets) == (False, True)
+    assert len({one.definition for one in (app, allowing, without)}) == 3
+    assert from_document(json.loads(json.dumps(to_document(app)))) == app
+
+
 def hooks(command: str, keys: str = "") -> SnapshotHooks:
     app = parse_apps(one(keys).replace('["x"]', command), "f")[0]
     assert from_document(json.loads(json.dumps(to_document(app)))) == app
@@ -263,6 +302,48 @@ def test_deep_sleep_reads_the_weights_again_before_the_cache_is_made() -> None:
     assert [step.path for step in found.before] == ["/sleep?level=2"]
     paths = [(step.path or "").partition("?")[0] for step in found.after]
     assert paths == ["/wake_up", "/collective_rpc", "/wake_up"]
+
+
+@pytest.mark.parametrize(
+    ("command", "preset", "way", "before"),
+    [
+        (VLLM, "vllm", "streamed", ["/sleep?level=2"]),
+        (VLLM, "vllm-deep", "carried", ["/sleep?level=1"]),
+        ('["nagara", "engine", "serve", "/m", "--device", "cuda"]', "auto", "streamed",
+         ["/sleep?weights=released"]),
+        ('["nagara", "engine", "serve", "/m", "--device=cuda"]', "auto", "carried", ["/sleep"]),
+        ('["nagara", "engine", "serve", "/m"]', "auto", "streamed", []),  # mapped
+        ('["x"]', "auto", "carried", []),
+    ],
+)  # fmt: skip
+def test_weights_go_the_way_that_is_wanted(
+    command: str, preset: str, way: str, before: list[str]
+) -> None:
+    found = hooks(command, f'snapshot = {{preset = "{preset}", weights = "{way}"}}')
+    assert [step.path for step in found.before] == before
+
+
+def test_devices_and_rebuilt_communicators_reach_the_replica() -> None:
+    keys = 'devices = ["nvidia.com/gpu=0"]\nsnapshot = {communicators = "rebuilt"}'
+    app = parse_apps(one(keys), "f")[0]
+    assert from_document(json.loads(json.dumps(to_document(app)))) == app
+    spec = app.spec(())
+    assert spec.devices == ("nvidia.com/gpu=0",)
+    assert spec.hooks.rebuilds_communicators
+    assert parse_apps(one(""), "f")[0].definition != app.definition
+
+
+SGLANG = '["python", "-m", "sglang.launch_server", "--enable-memory-saver"{}]'
+
+
+def test_a_sglang_without_a_copy_of_its_weights_releases_its_cache_alone() -> None:
+    cache = hooks(SGLANG.format(""))
+    assert [(step.path, step.body) for step in (*cache.before, *cache.after)] == [
+        ("/release_memory_occupation", '{"tags": ["kv_cache"]}'),
+        ("/resume_memory_occupation", '{"tags": ["kv_cache"]}'),
+    ]
+    whole = hooks(SGLANG.format(', "--enable-weights-cpu-backup"'))
+    assert [step.body for step in (*whole.before, *whole.after)] == ["{}", "{}"]
 
 
 def test_steps_of_the_file_stand_around_those_of_the_preset() -> None:

@@ -1,5 +1,7 @@
 """The pure decision: rules, and the faults that autoscalers have had."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +15,11 @@ from nagara.control.autoscaler import (
     ReplicaView,
     Rules,
     after_restart,
-    auto_idle_s,
     decide,
+    missing_now,
 )
 from nagara.control.demand import DemandWindow
+from nagara.control.keepalive import Warm, auto_idle_s, hold_s, pre_warm
 
 RULES = Rules(min=0, max=10, concurrency=2, idle_s=60.0)
 
@@ -221,3 +224,80 @@ def test_whatever_the_figures_the_bounds_hold(
     assert decision.start == 0 or after <= rules.max
     assert not (decision.start and (decision.cancel or decision.drain))
     assert after >= min(len(replicas), max(rules.min, len(replicas) // 2))
+
+
+def test_a_held_request_asks_for_places_for_all_that_are_there() -> None:
+    assert decide(0.0, RULES, Memory(), demand(7, 3, 0.1, 0.1), ready(2, 2))[0].start == 2
+    assert decide(0.0, RULES, Memory(), demand(7, 0, 0.1, 0.1), ready(4, 2))[0].start == 0
+
+
+@pytest.mark.parametrize(
+    ("requests", "present", "missing"), [(1, 0, 1), (2, 1, 0), (3, 1, 1), (100, 4, 6), (3, 9, 0)]
+)
+def test_what_is_missing_at_the_moment_a_request_is_held(
+    requests: int, present: int, missing: int
+) -> None:
+    assert missing_now(RULES, requests, present) == missing
+
+
+def test_as_many_as_were_wanted_within_the_hold_are_kept() -> None:
+    rules = replace(RULES, hold_s=50.0)
+    _, memory = decide(0.0, rules, Memory(), demand(6, 0, 1.0, 6.0), ready(3, 2))
+    decision, memory = decide(49.0, rules, memory, demand(2, 0, 1.0, 1.0), ready(3, 0))
+    assert (decision.drain, decision.reason) == ((), "as many were wanted within 50 s")
+    decision, memory = decide(50.0, rules, memory, demand(2, 0, 1.0, 1.0), ready(3, 0))
+    assert len(decision.drain) == 2
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 20), st.integers(0, 10)), min_size=1, max_size=60))
+def test_the_memory_of_peaks_is_their_maximum_over_the_window(
+    steps: list[tuple[float, int]],
+) -> None:
+    rules, memory, now_s, seen = replace(RULES, hold_s=40.0), Memory(), 0.0, []
+    for pause_s, wanted in steps:
+        now_s += pause_s
+        seen.append((now_s, wanted))
+        _, memory = decide(now_s, rules, memory, demand(1, 0, 0.0, wanted * 2.0), ready(10, 1))
+        recent = [max(1, count) for at_s, count in seen if at_s > now_s - 40.0]
+        assert memory.peaks[0][1] == max(recent)
+
+
+def test_a_buffer_stays_idle_beside_the_busy_ones_while_the_app_is_in_use() -> None:
+    rules = replace(RULES, buffer=2)
+    assert decide(0.0, rules, Memory(), demand(2, 0, 1.0, 1.0), ready(1, 2))[0].desired == 3
+    busy = (*ready(2, 1), *(ReplicaView(f"i{n}", True, 0, 99.0) for n in range(2)))
+    assert decide(99.0, rules, Memory(), demand(2, 0, 1.0, 1.0), busy)[0].drain == ()
+    assert decide(99.0, rules, Memory(), demand(idle_s=61.0), ready(1))[0].desired == 0
+
+
+def test_a_replica_is_brought_back_before_a_request_that_is_due_and_not_for_longer() -> None:
+    rules = replace(RULES, warm=Warm(100.0, 120.0))
+    for idle_s, wanted in ((99.0, 0), (100.0, 1), (119.0, 1), (120.0, 0)):
+        assert decide(0.0, rules, Memory(), demand(idle_s=idle_s), ())[0].desired == wanted
+
+
+def test_the_keep_alive_is_learned_from_pauses() -> None:
+    # Most pauses are short: keeping the replica through them is cheaper than a start each.
+    assert auto_idle_s(10.0, [30.0] * 20 + [3600.0] * 5) == 30.0
+    # Hardly any would be bridged: fold early.
+    assert auto_idle_s(2.0, [3600.0] * 20) == 15.0
+    assert auto_idle_s(40.0, [3600.0] * 20) == 40.0  # never below the start itself
+    assert auto_idle_s(2.0, [30.0] * 7) == 60.0  # too few to know
+    assert auto_idle_s(500.0, [890.0] * 10) == 890.0
+    assert auto_idle_s(5000.0, [2000.0] * 10) == 900.0
+
+
+@given(st.lists(st.floats(1, 1e5), max_size=60), st.floats(0.1, 2000))
+def test_a_keep_alive_is_within_its_bounds(pauses_s: list[float], start_s: float) -> None:
+    assert min(900.0, start_s) <= auto_idle_s(start_s, pauses_s) <= 900.0
+    assert hold_s(start_s) <= 900.0
+    warm = pre_warm(start_s, pauses_s, 60.0)
+    assert warm is None or 60.0 < warm.from_s < warm.until_s
+
+
+def test_pauses_that_differ_bring_nothing_back() -> None:
+    assert pre_warm(5.0, [600.0, 604.0, 601.0, 603.0, 600.0, 602.0], 60.0) == Warm(589.0, 610.0)
+    assert pre_warm(5.0, [600.0, 900.0, 601.0, 603.0, 600.0, 602.0], 60.0) is None
+    assert pre_warm(5.0, [600.0] * 5, 60.0) is None
+    assert pre_warm(5.0, [30.0] * 6, 60.0) is None  # it is kept through them
+    assert pre_warm(None, [600.0] * 6, 60.0) is None

@@ -62,7 +62,7 @@ async def test_deployed_apps_survive_a_restart(stand: Any, text: Any) -> None:
     await stand.down()
     await stand.up()
     apps = (await stand.admin("GET", "/api/apps"))["apps"]
-    assert [(app["name"], app["version"]) for app in apps] == [("two", 1), ("one", 2)]
+    assert [(app["name"], app["version"]) for app in apps] == [("one", 2), ("two", 1)]
 
 
 async def test_a_port_in_use_is_said(stand: Any, node: FakeNode, tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from nagara.control.database import CHECKPOINT_COMMITS, Database
 from nagara.control.migrations import MIGRATIONS
+from nagara.control.sqlite_database import CHECKPOINT_COMMITS, SqliteDatabase
 
 
 async def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
-    database = Database(tmp_path)
+    database = SqliteDatabase(tmp_path)
     await database.open()
 
     def act(db: sqlite3.Connection) -> None:
@@ -25,7 +25,7 @@ async def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def test_the_log_is_moved_into_the_database_beside_the_writing(tmp_path: Path) -> None:
-    database = Database(tmp_path)
+    database = SqliteDatabase(tmp_path)
     await database.open()
     for number in range(3 * CHECKPOINT_COMMITS):
         values = ("t", str(number), 1)
@@ -40,6 +40,6 @@ async def test_the_log_is_moved_into_the_database_beside_the_writing(tmp_path: P
 
 async def test_a_folder_can_be_opened_again_after_closing(tmp_path: Path) -> None:
     for _ in range(2):
-        database = Database(tmp_path / "deep" / "state")
+        database = SqliteDatabase(tmp_path / "deep" / "state")
         await database.open()
         await database.close()

@@ -39,7 +39,7 @@ def test_every_key_is_documented() -> None:
     plain = ("app.*", "canary", "snapshot", "before", "after")
     for table, model in _TABLES.items():
         for key in model.model_fields:
-            if key in ("buffer", "scale", "limits", "timeouts"):
+            if key in ("scale", "limits", "timeouts"):
                 continue  # a table, or a key with no choice yet
             name = key if table in plain else f"{table}.{key}"
             assert re.search(rf"\b{re.escape(name)}\b", PAGE), name
@@ -47,8 +47,8 @@ def test_every_key_is_documented() -> None:
 
 def test_every_route_of_the_api_is_documented() -> None:
     none: object = None
-    watch = WatchApi(none, none)  # type: ignore[arg-type]
-    api = Api(none, none, none, none, none, watch)  # type: ignore[arg-type]
+    watch = WatchApi(none)  # type: ignore[arg-type]
+    api = Api(*[none] * 7, watch)  # type: ignore[arg-type]
     for _, pattern, _ in api.routes:
         path = re.sub(r"\(\?P<(\w+)>[^)]*\)", lambda match: match[1].upper(), pattern.pattern)
         path = path.replace("machines/NAME", "machines/MACHINE").replace("/NAME", "/APP")

@@ -8,7 +8,7 @@ import pytest
 
 from nagara.contract.node import NodeError, NodeUnavailableError
 from nagara.control import tasks
-from nagara.control.database import Database
+from nagara.control.sqlite_database import SqliteDatabase
 
 
 @pytest.fixture(autouse=True)
@@ -81,13 +81,13 @@ async def test_a_state_that_cannot_be_written_wedges_no_app(
     stand: Any, text: Any, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     connections = []
-    connect = Database._connect
+    connect = SqliteDatabase._connect
 
-    def connect_seen(self: Database) -> sqlite3.Connection:
+    def connect_seen(self: SqliteDatabase) -> sqlite3.Connection:
         connections.append(connect(self))
         return connections[-1]
 
-    monkeypatch.setattr(Database, "_connect", connect_seen)
+    monkeypatch.setattr(SqliteDatabase, "_connect", connect_seen)
     await stand.up(text(), slots=1)
     assert (await stand.get("/smol/health"))[0] == 200
     connections[0].execute("PRAGMA query_only = ON")

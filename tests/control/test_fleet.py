@@ -224,19 +224,6 @@ async def test_without_a_free_slot_the_answer_is_503_at_once(
     assert (await busy)[0] == 200
 
 
-async def test_a_changed_definition_replaces_the_replicas(stand: Any, text: Any) -> None:
-    await stand.up(text())
-    await stand.get("/smol/health")
-    (first,) = stand.node.live
-    await stand.deploy(text(scale="{max = 2}"))
-    await stand.get("/smol/health")
-    assert list(stand.node.live) == [first]
-    await stand.deploy(text(env='{A = "1"}'))
-    async with stand.client.get("/smol/echo") as answer:
-        assert (await answer.json())["replica"] != first
-    assert (await stand.app())["version"] == 3
-
-
 async def test_a_deleted_app_leaves_nothing(stand: Any, text: Any) -> None:
     await stand.up(text())
     await stand.get("/smol/health")

@@ -11,7 +11,7 @@ import pytest
 
 from nagara.base.clock import SystemClock
 from nagara.control.live import Live
-from nagara.control.traffic import Traffic
+from nagara.control.telemetry import Telemetry
 
 
 async def events(stand: Any) -> AsyncIterator[tuple[str, Any]]:
@@ -112,7 +112,7 @@ class NoHistory:
 
 
 async def test_a_listener_that_does_not_read_is_let_go_and_others_go_on() -> None:
-    live = Live({}, Traffic(), StillPool(), NoHistory(), SystemClock())  # type: ignore[arg-type]
+    live = Live({}, Telemetry(SystemClock()), StillPool(), NoHistory(), SystemClock())  # type: ignore[arg-type]
     slow, quick = live.listen(), live.listen()
     assert (await anext(slow)).startswith(b"event: hello")
     assert (await anext(quick)).startswith(b"event: hello")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nagara.contract.machine import CheckKind, Resources
-from nagara.control.database import Database
 from nagara.control.pool_record import PoolRecord
+from nagara.control.sqlite_database import SqliteDatabase
 from nagara.pool.demandclass import DemandClass
 from nagara.pool.fairness import Claimant
 from nagara.pool.ledger import MemoryLedger
@@ -18,7 +18,7 @@ from nagara.testing.pools import a_core, an_offering, make_ready
 
 @pytest.fixture
 async def record(tmp_path: Path) -> AsyncIterator[PoolRecord]:
-    database = Database(tmp_path)
+    database = SqliteDatabase(tmp_path)
     await database.open()
     yield PoolRecord(database)
     await database.close()
@@ -45,7 +45,7 @@ async def test_what_was_written_is_read_again(record: PoolRecord) -> None:
 
 async def test_a_pool_has_a_name_of_its_own_that_stays(record: PoolRecord, tmp_path: Path) -> None:
     assert (await record.read()).pool == (await record.read()).pool
-    other = Database(tmp_path / "other")
+    other = SqliteDatabase(tmp_path / "other")
     await other.open()
     assert (await PoolRecord(other).read()).pool != (await record.read()).pool
     await other.close()

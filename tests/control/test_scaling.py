@@ -59,9 +59,14 @@ async def test_scale_out_follows_held_requests_and_goes_back_slowly(
     stand: Any, text: Any, until: Any
 ) -> None:
     await stand.up(text(scale='{max = 4, concurrency = 1, idle = "10s"}'))
+    stand.node.scripts["smol"].plain_s = 3.0
     requests = [asyncio.create_task(stand.get("/smol/wait")) for _ in range(4)]
-    await until(lambda: bool(stand.node.live))
-    await stand.clock.advance(3)
+
+    async def are_held() -> bool:
+        return bool((await stand.app())["held"] == 4)
+
+    await until(are_held)
+    await stand.clock.advance(4)
     await until(lambda: len(stand.node.live) == 4)
     for replica in list(stand.node.live.values()):
         replica.let_go()
@@ -149,6 +154,19 @@ class TestCaptures:
         assert kinds == ["restored", "plain"]
         assert len(stand.node.captured) == 1
 
+    async def test_many_plain_starts_at_once_are_followed_by_one_capture(
+        self, stand: Any, text: Any
+    ) -> None:
+        script = stand.node.scripts["smol"]
+        script.can_snapshot, script.capture_s = True, 3
+        await stand.up(text(scale="{min = 4, max = 4}"), slots=8)
+        await stand.clock.advance(3)
+        starts = await stand.starts("smol", 4)
+        assert [start["kind"] for start in starts] == ["plain"] * 4
+        await stand.clock.advance(30)
+        assert (await stand.app())["capture"]["state"] == "done"
+        assert len(stand.node.captured) == 1
+
     async def test_a_capture_gives_its_slot_to_a_request_and_is_tried_again(
         self, stand: Any, text: Any, until: Any
     ) -> None:
@@ -214,3 +232,30 @@ class TestCaptures:
         await stand.down()
         assert len(stand.node.cancelled) == 2
         assert stand.node.captured == []
+
+
+async def test_held_requests_get_replicas_at_once_and_not_only_at_the_next_tick(
+    stand: Any, text: Any, until: Any
+) -> None:
+    await stand.up(text(scale="{max = 3, concurrency = 2}"), slots=8)
+    requests = [asyncio.create_task(stand.get("/smol/wait")) for _ in range(8)]
+    await until(lambda: len(stand.node.live) == 3)  # its clock stands still: no tick has come
+    for replica in list(stand.node.live.values()):
+        replica.let_go()
+    assert {status for status, _ in await asyncio.gather(*requests)} == {200}
+
+
+async def test_without_a_slot_held_requests_ask_for_more_only_now_and_then(
+    stand: Any, text: Any, until: Any
+) -> None:
+    await stand.up(text(scale="{max = 9, concurrency = 1}"), slots=1)
+    requests = [asyncio.create_task(stand.get("/smol/wait")) for _ in range(20)]
+
+    async def are_held() -> bool:
+        return bool((await stand.app())["held"] == 19)
+
+    await until(are_held)
+    pool = await stand.admin("GET", "/api/pool")
+    assert pool["leased"] == 1
+    stand.replica().let_go()
+    assert {status for status, _ in await asyncio.gather(*requests)} == {200}

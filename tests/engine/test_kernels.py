@@ -37,11 +37,11 @@ def test_a_kernel_is_compiled_once_and_found_again(cache):
 
 
 def test_another_text_gets_another_name(cache, monkeypatch, tmp_path):
-    name = build._text_mark(build.FLAGS)
+    name = build._text_mark(build.SOURCE, build.FLAGS)
     other = tmp_path / "flat.c"
     other.write_text(build.SOURCE.read_text() + "\n")
     monkeypatch.setattr(build, "SOURCE", other)
-    assert build._text_mark(build.FLAGS) != name
+    assert build._text_mark(build.SOURCE, build.FLAGS) != name
 
 
 def test_a_text_that_does_not_compile_leaves_nothing_behind(cache, monkeypatch, tmp_path):

@@ -58,5 +58,6 @@ def test_a_checkout_whose_last_piece_does_not_fit(disk: Path, store: Store) -> N
     assert tree.kids is not None
     tree.kids[b"file"] = Node(0o100644, size=size, content=store.put_bytes(noise(size)))
     leave_free(disk, size - 3 * _PAGE)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(FullError) as raised:
         check_out(store, tree, disk / "target")
+    assert raised.value.where == str(disk / "target")

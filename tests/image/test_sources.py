@@ -1,13 +1,9 @@
 import base64
-import io
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import tarfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registries import PROGRAM, push_image, running_registry
 
 from nagara.base.errors import UsageError
 from nagara.image.errors import BadArchiveError, ImageError, SourceError
@@ -26,13 +23,11 @@ from nagara.image.tree import walk
 from nagara.store.roots import read_list
 from nagara.store.store import Store
 from nagara.testing.image_layouts import (
-    CONFIG,
     EXPECTED,
     LAYERS,
-    MANIFEST_KIND,
     blobs_of,
-    digest,
     tar_of,
+    write_docker_archive,
     write_layout,
 )
 from nagara.testing.objects import noise
@@ -103,20 +98,7 @@ def test_a_digest_is_no_path(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_docker_archive(store: Store, tmp_path: Path) -> None:
-    config = json.dumps(
-        {**CONFIG, "rootfs": {"diff_ids": [digest(raw) for raw in LAYERS]}}
-    ).encode()
-    manifest = [{"Config": "c.json", "RepoTags": ["app:1"], "Layers": ["0/layer.tar", "1.tar"]}]
-    files = {
-        "manifest.json": json.dumps(manifest).encode(), "c.json": config,
-        "0/layer.tar": LAYERS[0], "1.tar": LAYERS[1],
-    }  # fmt: skip
-    path = tmp_path / "a:b.tar"
-    with tarfile.open(path, "w") as archive:
-        for name, raw in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(raw)
-            archive.addfile(info, io.BytesIO(raw))
+    path = write_docker_archive(tmp_path / "a:b.tar")
     assert contents(store, f"docker-archive:{path}") == EXPECTED
     assert contents(store, f"docker-archive:{path}:app:1") == EXPECTED
     with pytest.raises(BadArchiveError, match="app:2"):
@@ -129,70 +111,20 @@ def test_a_docker_archive(store: Store, tmp_path: Path) -> None:
 @pytest.fixture(params=["open", "login"])
 def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Any]]:
     """A real registry, without and with a login; yields its host and what a client needs."""
-    program = shutil.which("docker-registry")
-    if program is None:
+    if shutil.which(PROGRAM) is None:
         pytest.skip("needs docker-registry (apt-get install docker-registry)")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    auth = ""
-    if request.param == "login":
-        # What `htpasswd -Bbn user secret` printed.
-        line = "user:$2y$05$Ycb8J79wHN/gAdXFOfVkceUxbWmm2/CrfqjBJkxYPy6xlgG2Bd7aa\n"
-        (tmp_path / "htpasswd").write_text(line)
-        auth = f"auth:\n  htpasswd:\n    realm: r\n    path: {tmp_path}/htpasswd\n"
-    (tmp_path / "config.yml").write_text(
-        f"version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n"
-        f"    rootdirectory: {tmp_path}/registry\nhttp:\n  addr: 127.0.0.1:{port}\n{auth}"
-    )
-    process = subprocess.Popen(
-        [program, "serve", str(tmp_path / "config.yml")],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=1).close()
-                break
-            except urllib.error.HTTPError as answered:
-                answered.close()
-                break
-            except OSError:
-                time.sleep(0.05)
-        yield f"127.0.0.1:{port}", request.param
-    finally:
-        process.kill()
-        process.wait()
-
-
-def publish(host: str, user: str | None) -> None:
-    """Pushes the sample with nothing but HTTP."""
-    headers = {}
-    if user:
-        headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
-    blobs, manifest = blobs_of(LAYERS)
-    base = f"http://{host}/v2/team/app"
-    for name, raw in blobs.items():
-        if name == manifest["digest"]:
-            continue
-        request = urllib.request.Request(f"{base}/blobs/uploads/", b"", headers, method="POST")
-        with urllib.request.urlopen(request) as begun:
-            place = begun.headers["Location"]
-        place += ("&" if "?" in place else "?") + f"digest={name}"
-        request = urllib.request.Request(
-            place, raw, {**headers, "Content-Type": "application/octet-stream"}, method="PUT"
-        )
-        urllib.request.urlopen(request).close()
-    request = urllib.request.Request(
-        f"{base}/manifests/v1", blobs[manifest["digest"]],
-        {**headers, "Content-Type": MANIFEST_KIND}, method="PUT",
-    )  # fmt: skip
-    urllib.request.urlopen(request).close()
+    # What `htpasswd -Bbn user secret` printed.
+    line = "user:$2y$05$Ycb8J79wHN/gAdXFOfVkceUxbWmm2/CrfqjBJkxYPy6xlgG2Bd7aa\n"
+    htpasswd = line if request.param == "login" else None
+    with running_registry(tmp_path, htpasswd=htpasswd) as host:
+        yield host, request.param
 
 
 def test_a_registry(store: Store, registry: tuple[str, str]) -> None:
     host, kind = registry
     is_login = kind == "login"
-    publish(host, "user:secret" if is_login else None)
+    basic = "Basic " + base64.b64encode(b"user:secret").decode()
+    push_image(host, "team/app", "v1", headers={"Authorization": basic} if is_login else None)
     access = RegistryAccess(credentials=Credentials("user", "secret") if is_login else None)
     assert contents(store, f"registry:{host}/team/app:v1", access) == EXPECTED
     mirrored = RegistryAccess(mirrors=(host,), credentials=access.credentials)

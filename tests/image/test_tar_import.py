@@ -5,7 +5,7 @@ import stat
 import subprocess
 import tarfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -259,6 +259,54 @@ def test_sparse_members_keep_their_holes(store: Store, make_tree: Any, tmp_path:
         with path.open("rb") as file:
             file.seek(4 << 30)
             assert file.read(70001) == noise(70000) + b"\0"
+
+
+class Parts(io.RawIOBase):
+    """A stream of bytes and, for a number, so many zeros."""
+
+    def __init__(self, *parts: bytes | int) -> None:
+        self._parts = list(parts)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while self._parts and not self._parts[0]:
+            self._parts.pop(0)
+        if not self._parts:
+            return 0
+        part = self._parts[0]
+        if isinstance(part, int):
+            length = min(part, len(buffer))
+            buffer[:length] = bytes(length)
+            self._parts[0] = part - length
+        else:
+            length = min(len(part), len(buffer))
+            buffer[:length] = part[:length]
+            self._parts[0] = part[length:]
+        return length
+
+
+def test_a_dense_member_of_over_4_gib_is_kept_and_its_zeros_take_no_room(store: Store) -> None:
+    size = (4 << 30) + 1
+    info, begin = tarfile.TarInfo("dense"), noise(5000)
+    info.size = size
+    after = tarfile.TarInfo("after").tobuf()
+    raw = Parts(info.tobuf(), begin, size - 5001, b"\1", 511, after, 1024)
+    with ContentWriter(store) as writer:
+        tree = LayeredTree(writer)
+        tree.add_layer(cast("BinaryIO", raw), "layer")
+    assert tree.root.kids is not None
+    assert tree.root.kids.keys() == {b"dense", b"after"}
+    name = tree.root.kids[b"dense"].content
+    assert name is not None
+    assert name.size == size
+    path = store.local.path(name)
+    assert path.stat().st_blocks * 512 < 8 << 20
+    with path.open("rb") as file:
+        assert file.read(5001) == begin + b"\0"
+        file.seek(-2, os.SEEK_END)
+        assert file.read() == b"\0\1"
 
 
 def test_contents_of_all_sizes_are_kept(store: Store, make_tree: Any) -> None:

@@ -15,6 +15,7 @@ from nagara.image.trace import (
     merge,
     plan_packs,
     read_trace,
+    touches_of,
     write_trace,
 )
 from nagara.store.names import CHUNK_BYTES, ObjectName
@@ -26,10 +27,12 @@ def name(number: int, size: int = 1000) -> ObjectName:
     return ObjectName(bytes([number]) * 32, size)
 
 
-def test_objects_stand_in_the_order_of_their_first_touch_and_chunks_in_that_of_theirs() -> None:
+def test_each_touch_stands_once_where_it_came_first() -> None:
     large = name(9, _LARGE)
-    touches = [(name(2), 0), (large, 7), (name(1), 0), (large, 3), (name(2), 0), (large, 7)]
-    assert from_touches(touches).objects == ((name(2), ()), (large, (7, 3)), (name(1), ()))
+    touches = [(name(2), 0), (large, 7), (large, 4), (name(1), 0), (large, 3)]
+    trace = from_touches([*touches, (name(2), 0), (large, 7)])
+    assert trace.objects == ((name(2), ()), (large, (7, 4)), (name(1), ()), (large, (3,)))
+    assert list(touches_of(trace)) == touches
 
 
 def test_a_merged_trace_has_all_of_both_and_the_newer_order() -> None:
@@ -37,7 +40,7 @@ def test_a_merged_trace_has_all_of_both_and_the_newer_order() -> None:
     older = Trace(((name(1), ()), (name(2), ()), (large, (1, 2))), (Pack(name(5), ()),))
     newer = Trace(((large, (4, 2)), (name(3), ()), (name(1), ())))
     assert merge(older, newer) == Trace(
-        ((large, (4, 2, 1)), (name(3), ()), (name(1), ()), (name(2), ()))
+        ((large, (4, 2)), (name(3), ()), (name(1), ()), (name(2), ()), (large, (1,)))
     )
 
 

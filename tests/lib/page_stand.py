@@ -6,7 +6,6 @@ import http.client
 import json
 import random
 import shutil
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,8 @@ from nagara.base.spans import STAGES, with_unaccounted
 from nagara.control.appfile import parse_apps
 from nagara.control.client import ControlClient, connect
 from nagara.control.control import Control, Ready
-from nagara.control.database import Database
+from nagara.control.database import database_for
+from nagara.control.sql import Sql
 from nagara.control.state import State
 from nagara.testing.fake_node import FakeNode
 from nagara.testing.pools import a_machine
@@ -141,7 +141,7 @@ def seed(folder: Path, apps: int, starts: int, *, name: str = "app") -> None:
     """Writes apps and a history of starts into a state folder that nobody uses."""
 
     async def fill() -> None:
-        database = Database(folder)
+        database = database_for(folder, None)
         await database.open()
         state = State(database, SystemClock())
         names = [f"{name}-{number:04d}" for number in range(apps)]
@@ -149,7 +149,7 @@ def seed(folder: Path, apps: int, starts: int, *, name: str = "app") -> None:
             await state.put_app(parse_apps(app_text(each), "seed")[0])
         rows = [_start_row(random.Random(n), names, n) for n in reversed(range(starts))]
 
-        def act(db: sqlite3.Connection) -> None:
+        def act(db: Sql) -> None:
             db.executemany(
                 "INSERT INTO starts (replica, tenant, app, kind, stages, total_s, snapshot, error,"
                 " fallback, started_s, files, host)"

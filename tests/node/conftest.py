@@ -7,6 +7,8 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +26,12 @@ from nagara.contract.replica import (
     StartOrder,
     StartReport,
 )
+from nagara.image.images import load_tree
+from nagara.image.index import build_index
+from nagara.image.index_reader import read_index
 from nagara.image.mounts import unmount_tree
+from nagara.image.shelf import Shelf
+from nagara.image.tree import INLINE_LIMIT_BYTES, contents, walk
 from nagara.node.build import _process_node, build_node
 from nagara.node.leftovers import owned_by
 from nagara.node.local_node import LocalNode
@@ -34,10 +41,12 @@ from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.sandbox.tools import Tools
 from nagara.snapshot.canary import Answer, ask
+from nagara.store.roots import put_list
 
 if TYPE_CHECKING:
     from nagara.contract.node import Node
 
+NAGARA = (sys.executable, "-m", "nagara.cli.main")
 APP = (Path(__file__).parent.parent / "apps/obedient.py").read_text()
 
 
@@ -122,6 +131,64 @@ class Yard:
         answer = await self.ask(replica, "/", json.dumps(code))
         assert answer.status == 200, answer.body.decode()
         return json.loads(answer.body)
+
+    def command(self, *words: str) -> list[dict[str, Any]]:
+        """What `nagara snapshot` says, as another process than the node's."""
+        command = [*NAGARA, "--state", str(self.state), "snapshot", *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout, done.stderr
+        return list(json.loads(done.stdout)["snapshots"])
+
+    # -- what the store has of snapshots -----------------------------------------------------
+
+    def roots(self, app: str, tenant: str = "default") -> list[Path]:
+        """The roots of an app's snapshots."""
+        return sorted((self.state / f"store/tenants/{tenant}/roots/snapshots").glob(f"{app}.*"))
+
+    def notes(self, app: str) -> list[Path]:
+        """The folders of what was noted of an app's snapshots."""
+        return sorted((self.state / "snapshots/default" / app).glob("*/*"))
+
+    def about(self, root: Path) -> dict[str, Any]:
+        """What is known of a snapshot."""
+        return dict(json.loads(root.read_text())["about"])
+
+    def forge(self, root: Path, **changes: Any) -> None:
+        """Changes what is known of a snapshot."""
+        document = json.loads(root.read_text())
+        document["about"] |= changes
+        root.write_text(json.dumps(document))
+
+    def shelf(self) -> Shelf:
+        """The default tenant's snapshots, as the open node has them."""
+        return Shelf(self.node._images.opened().store("default"), "snapshots")
+
+    def objects(self, root: Path) -> dict[str, Path]:
+        """The files of a snapshot that are objects: place in the image → file of the object."""
+        shelf = self.shelf()
+        found = shelf.paths(shelf.read(root.name).image)
+        return {place: shelf.local.path(name) for name, place in found.items()}
+
+    def places(self, root: Path) -> set[str]:
+        """All files of a snapshot, also those that are no objects."""
+        shelf = self.shelf()
+        tree = load_tree(shelf.store, shelf.read(root.name).image)
+        return {path.decode() for path, node in walk(tree) if not node.is_folder}
+
+    def replace_file(self, root: Path, place: str, content: bytes) -> None:
+        """Makes another content of one of its files what was "captured"."""
+        shelf = self.shelf()
+        shelved = shelf.read(root.name)
+        tree = read_index(shelf.store.read(shelved.image.index))
+        node = dict(walk(tree))[place.encode()]
+        node.size, node.inline, node.content = len(content), None, None
+        if len(content) <= INLINE_LIMIT_BYTES:
+            node.inline = content
+        else:
+            node.content = shelf.store.put_bytes(content)
+        index = shelf.store.put_bytes(b"".join(build_index(tree)))
+        listing = put_list(shelf.store, [*contents(tree), index])
+        shelf.write(replace(shelved, image=replace(shelved.image, index=index, list=listing)))
 
     def leftovers(self) -> list[str]:
         """What is still on the machine of this state folder, or of replicas named here.

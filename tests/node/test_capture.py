@@ -7,6 +7,9 @@ import pytest
 
 from nagara.contract.node import StartFailedError
 from nagara.contract.replica import Canary, StartKind
+from nagara.node.image_mounts import open_image_mounts
+
+from .conftest import taken_down
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -128,7 +131,27 @@ async def test_two_captures_of_one_app_leave_one_snapshot(shared):
     spec = shared.spec(app="twice")
     for _ in range(2):
         assert (await shared.capture(spec)).reason is None
-    assert len(list((shared.state / "snapshots/default/twice").glob("*/*"))) == 1
+    assert len(shared.roots("twice")) == 1
     report = await shared.start(spec)
     assert report.kind is StartKind.RESTORED
     await shared.stop(report.replica)
+
+
+@pytest.mark.parametrize("method", ["tree", "checkout"])
+async def test_a_machine_without_data_layers_shows_a_snapshot_in_another_way(
+    make_yard, tools, method
+):
+    yard = make_yard()
+    try:
+        await yard.open()
+        yard.node._images._open_mounts = lambda: open_image_mounts(yard.state, method=method)
+        spec = yard.spec(app=method, env={"FIRST": "import os; os.mkdir('/srv/made')"})
+        assert (await yard.capture(spec)).reason is None
+        for _ in range(2):
+            report = await yard.start(spec)
+            assert (report.kind, report.fallback) == (StartKind.RESTORED, None)
+            assert await yard.tell(report.replica, "answer = os.listdir('/srv')") == ["made"]
+            await yard.stop(report.replica)
+        assert yard.leftovers() == []
+    finally:
+        await taken_down(yard)

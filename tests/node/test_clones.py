@@ -1,12 +1,13 @@
 """Replicas put back from one snapshot: what they carry over, and what they do not share."""
 
 import asyncio
-import json
 
 import pytest
 import pytest_asyncio
 
 from nagara.contract.replica import StartKind
+from nagara.image.images import load_tree
+from nagara.image.tree import walk
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -205,12 +206,14 @@ async def test_a_clone_can_be_dialled_many_times_at_once(clone):
 
 
 async def test_the_snapshot_is_private_to_root(captured):
-    snapshots = captured.state / "snapshots"
-    files = [path for path in snapshots.rglob("*") if path.is_file()]
-    assert len(files) > 10
-    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
-    folders = [snapshots, *(path for path in snapshots.rglob("*") if path.is_dir())]
-    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+    for place in ("snapshots", "store", "node", "files"):
+        assert (captured.state / place).stat().st_mode & 0o777 == 0o700, place
+    (root,) = captured.roots(captured.kept_spec.app)
+    shelf = captured.shelf()
+    tree = load_tree(shelf.store, shelf.read(root.name).image)
+    assert len(dict(walk(tree))) > 10
+    modes = {node.mode & 0o777 for _, node in walk(tree) if not node.is_folder}
+    assert modes == {0o600}
 
 
 async def test_every_start_is_accounted_for(captured):
@@ -254,12 +257,9 @@ async def test_snapshots_can_be_turned_off_for_a_start(captured):
 
 async def test_the_captured_replica_is_gone_and_was_never_listed_as_ready(captured):
     assert await captured.node.replicas() == ()
-    metadata = next((captured.state / "snapshots").rglob("snapshot.json"))
-    record = json.loads(metadata.read_text())
+    record = captured.about(captured.roots(captured.kept_spec.app)[0])
     assert record["canary_answer"] == "200 the canary sings"
-    assert any(
-        mark["path"].endswith(".so") or "python" in mark["path"] for mark in record["host_files"]
-    )
+    assert any(mark.endswith(".so") or "python" in mark for mark in record["host_files"])
 
 
 async def test_a_forgotten_app_starts_plainly_while_its_replicas_go_on(captured):

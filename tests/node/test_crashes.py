@@ -21,6 +21,8 @@ from nagara.contract.node import NodeError, NodeUnavailableError
 from nagara.contract.replica import CaptureOrder, Lease, StartOrder
 from nagara.node.remote_node import RemoteNode
 from nagara.sandbox.fault_points import POINTS, VARIABLE
+from nagara.store.collecting import collect_local
+from nagara.store.local import ObjectFolder
 
 from .conftest import processes_naming
 
@@ -65,6 +67,11 @@ class House:
         self.agent = 0
         self.bystander = ""
         self.saved_at = None
+        far = folder / "far"
+        far.mkdir()
+        (yard.state / "store").mkdir(mode=0o700)
+        tier = {"kind": "folder", "path": str(far), "name": "far"}
+        (yard.state / "store/settings.json").write_text(json.dumps({"tiers": [tier]}))
         self.good = yard.spec(app="good", env={"FIRST": "hoard = b'x' * (30 << 20)"})
         self.starter = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent.parent / "apps/agents.py")],
@@ -78,7 +85,8 @@ class House:
         state = packages.stat().st_mtime_ns if packages.exists() else 0
         if state != self.saved_at:
             assert (await self.yard.capture(self.good)).reason is None
-            shutil.rmtree(self.yard.state / "snapshots/default/broken", ignore_errors=True)
+            for root in self.yard.roots("broken"):
+                root.unlink()
             self.saved_at = state
 
     async def begin(self):
@@ -112,12 +120,23 @@ class House:
         assert await self.yard.tell(self.bystander, "answer = kept") == "in memory"
         left = [thing for thing in self.leftovers() if self.bystander not in thing]
         assert left == []
+        assert self.unneeded_objects() == 0
+
+    def unneeded_objects(self):
+        """How many objects of the store no snapshot needs."""
+        folder = ObjectFolder(self.yard.state / "store")
+        try:
+            return collect_local(folder.tenant("default"), 0.0, is_dry=True).removed
+        finally:
+            folder.close()
 
     def leftovers(self):
-        layers = str(self.yard.state.resolve() / "node/layers")
+        """Without what a running agent keeps: frozen layers, the file daemon and its mount."""
+        kept = [str(self.yard.state.resolve() / part) for part in ("node/layers", "files")]
+        kept += ["layer folder", "file daemon"]
         bystanders = {f"process {pid}" for pid in processes_naming(self.bystander, exact=True)}
         found = set(self.yard.leftovers()) - bystanders
-        return sorted(t for t in found if "layer folder" not in t and layers not in t)
+        return sorted(thing for thing in found if not any(part in thing for part in kept))
 
     def end(self):
         for pid in (self.agent, self.starter.pid):
@@ -170,14 +189,12 @@ async def act(house, group):
 async def broken(house):
     """An app whose snapshot gives a wrong answer."""
     spec = house.yard.spec(app="broken")
-    folder = house.yard.state / "snapshots/default/broken"
-    if not folder.exists():
+    if not house.yard.roots("broken"):
         assert (await house.yard.capture(spec)).reason is None
-        metadata = next(folder.rglob("snapshot.json"))
-        record = json.loads(metadata.read_text())
-        metadata.write_text(json.dumps(record | {"canary_answer": "200 another"}))
-    for counted in folder.rglob("bad"):
-        counted.unlink()
+        (root,) = house.yard.roots("broken")
+        house.yard.forge(root, canary_answer="200 another")
+    for noted in house.yard.notes("broken"):
+        shutil.rmtree(noted)
     return spec
 
 
@@ -201,6 +218,24 @@ async def test_an_agent_killed_at_any_point_is_followed_by_one_that_finds_all_we
     report = await house.yard.start(house.good)
     assert report.kind == "restored"
     assert (await house.yard.ask(report.replica)).body == b"ready"
+    await house.yard.stop(report.replica)
+    await house.check()
+
+
+@pytest.mark.parametrize("point", [point for point in AGENT_POINTS if "restore." in point])
+async def test_an_agent_killed_while_a_snapshot_comes_from_elsewhere_leaves_nothing(house, point):
+    await house.save_good()
+    house.yard.command("push", "good", "--to", "far")
+    house.yard.command("rm", "good")
+    house.fault.write_text(f"kill {point}")
+    outcome = await act(house, "restore")
+    assert not house.fault.exists(), f"{point} was not reached: {outcome}"
+    assert isinstance(outcome, NodeUnavailableError)
+    await house.until_dead()
+    await house.begin()
+    await house.check()
+    report = await house.yard.start(house.good)
+    assert (report.kind, report.fallback) == ("restored", None)
     await house.yard.stop(report.replica)
     await house.check()
 

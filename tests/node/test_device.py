@@ -70,9 +70,9 @@ def with_device(yard):
     return put
 
 
-def folder_of(yard):
-    (folder,) = (yard.state / "snapshots/default/obedient").glob("*/*")
-    return folder
+def has_note(yard):
+    (root,) = yard.roots("obedient")
+    return f"memory/{NOTE}" in yard.places(root)
 
 
 async def test_device_memory_goes_out_and_comes_back_with_the_replica(yard, with_device):
@@ -80,7 +80,7 @@ async def test_device_memory_goes_out_and_comes_back_with_the_replica(yard, with
     report = await yard.capture()
     assert report.reason is None
     assert device.free_bytes() == {"sim-0": 40 * GB}
-    assert (folder_of(yard) / "memory" / NOTE).exists()
+    assert has_note(yard)
     started = await yard.start()
     assert started.kind is StartKind.RESTORED
     assert device.state(device.seen[-1]) is DeviceState.RUNNING
@@ -94,7 +94,7 @@ async def test_a_replica_without_device_memory_asks_no_driver(yard, with_device)
     device = with_device(AroundContainers())
     device.look = lambda _pid: None
     assert (await yard.capture()).reason is None
-    assert not (folder_of(yard) / "memory" / NOTE).exists()
+    assert not has_note(yard)
     device.facts = device.free_bytes = device.state = None
     assert (await yard.start()).kind is StartKind.RESTORED
 

@@ -95,7 +95,7 @@ async def imaged(shared: Any, source: str) -> Any:
 
 
 def mounts_of(yard: Any) -> ImageMounts:
-    return yard.node._images._opened()
+    return yard.node._images.opened()
 
 
 async def settled(yard: Any) -> None:

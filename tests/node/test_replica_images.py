@@ -1,18 +1,19 @@
 """What an image's configuration means for its replicas, and how touches are counted."""
 
+import json
 from typing import Any
 
 import pytest
 
 from nagara.contract.replica import TierRead
+from nagara.image.identity import KEY, Identity, to_config
 from nagara.image.images import Image
 from nagara.node.replica_images import (
-    SYSTEM_PATH,
     _difference,
     _touched_bytes,
     app_image,
-    run_settings,
 )
+from nagara.node.run_settings import SYSTEM_PATH, run_settings
 from nagara.store.names import CHUNK_BYTES, ObjectName
 
 NAME = ObjectName(b"\x01" * 32, 5000)
@@ -33,7 +34,30 @@ def image(config: dict[str, Any] | None) -> Image:
     ],
 )  # fmt: skip
 def test_environment_and_folder_are_the_images(config: Any, env: Any, folder: str) -> None:
-    assert run_settings(image(config)) == (env, folder)
+    found = run_settings(image(config))
+    assert (found.env, found.folder) == (env, folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "command"),
+    [
+        (None, ()), ({"Cmd": ["a", "b"]}, ("a", "b")), ({"Entrypoint": ["e"]}, ("e",)),
+        ({"Entrypoint": ["e", "-x"], "Cmd": ["a"]}, ("e", "-x", "a")), ({"Cmd": "crafted"}, ()),
+        ({"Entrypoint": [1], "Cmd": ["a"]}, ("a",)),
+    ],
+)  # fmt: skip
+def test_a_command_is_entry_point_and_arguments(config: Any, command: tuple[str, ...]) -> None:
+    assert run_settings(image(config)).command == command
+
+
+def test_other_settings_are_another_fingerprint() -> None:
+    identity = to_config(Identity(1, 2, (3,), "/x"))
+    configs: list[Any] = [
+        None, {"Env": ["A=b"]}, {"WorkingDir": "/x"}, {"Cmd": ["a"]}, {KEY: identity},
+        {KEY: {**identity, "groups": []}}, {KEY: {**identity, "home": "/"}},
+    ]  # fmt: skip
+    found = [json.dumps(run_settings(image(config)).fingerprint()) for config in configs]
+    assert len(set(found)) == len(configs)
 
 
 def test_of_a_large_object_the_touched_chunks_count() -> None:

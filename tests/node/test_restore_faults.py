@@ -2,8 +2,6 @@
 
 import asyncio
 import dataclasses
-import hashlib
-import json
 import os
 import shutil
 
@@ -13,6 +11,7 @@ import pytest_asyncio
 from nagara.contract.replica import Canary, StartKind
 from nagara.snapshot.errors import BadSnapshotError
 from nagara.snapshot.facts import read_host_facts
+from nagara.store.roots import read_list
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -24,9 +23,12 @@ class App:
         self.yard, self.spec = yard, spec
 
     @property
-    def folder(self):
-        (folder,) = (self.yard.state / "snapshots" / self.spec.tenant / self.spec.app).glob("*/*")
-        return folder
+    def root(self):
+        (root,) = self.yard.roots(self.spec.app)
+        return root
+
+    def forge(self, **changes):
+        self.yard.forge(self.root, **changes)
 
     async def start(self):
         """How a replica came to be; it is stopped again."""
@@ -40,52 +42,55 @@ class App:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def saved(shared, tmp_path_factory):
-    """One captured app, and a copy of its snapshots to put back."""
+    """One captured app, and a copy of its snapshot to put back."""
     spec = shared.spec(app="faulty", env={"FIRST": "os.mkdir('/srv/made')"})
     report = await shared.capture(spec)
     assert report.reason is None
-    original = shared.state / "snapshots/default/faulty"
-    copy = tmp_path_factory.mktemp("saved") / "faulty"
-    shutil.copytree(original, copy)
-    return App(shared, spec), original, copy
+    app = App(shared, spec)
+    shelf = shared.shelf()
+    listing = shelf.read(app.root.name).image.list
+    names = [*read_list(shelf.store, listing), listing]
+    copies = {shelf.local.path(name): shelf.local.path(name).read_bytes() for name in names}
+    return app, {app.root: app.root.read_bytes()} | copies
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def app(saved):
     """The captured app, its snapshot whole."""
-    app, original, copy = saved
-    shutil.rmtree(original, ignore_errors=True)
-    shutil.copytree(copy, original)
+    app, copies = saved
+    for root in app.yard.roots("faulty"):
+        root.unlink()
+    for noted in app.yard.notes("faulty"):
+        shutil.rmtree(noted)
+    for path, content in copies.items():
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
     return app
 
 
-def forge_the_answer(folder):
-    metadata = folder / "snapshot.json"
-    record = json.loads(metadata.read_text())
-    metadata.write_text(json.dumps(record | {"canary_answer": "200 another song"}))
-
-
 async def test_a_wrong_canary_answer_is_a_plain_start_and_twice_is_quarantine(app):
-    forge_the_answer(app.folder)
+    app.forge(canary_answer="200 another song")
     first, second, third = [await app.start() for _ in range(3)]
     assert [report.kind for report in (first, second, third)] == [StartKind.PLAIN] * 3
     assert "the canary answered '200 the canary sings'" in first.fallback
     assert "another song" in second.fallback
     assert third.fallback == "its snapshot is in quarantine"
     assert [report.capture_wanted for report in (first, second, third)] == [False, False, True]
-    assert (app.folder / "bad").stat().st_mode & 0o777 == 0o600
+    (noted,) = app.yard.notes("faulty")
+    assert (noted / "bad").stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_snapshot_in_quarantine_is_made_again_once_and_not_in_a_loop(app):
-    first = app.folder
-    forge_the_answer(first)
+    first = app.root
+    app.forge(canary_answer="200 another song")
     for _ in range(2):
         await app.start()
     assert (await app.yard.capture(app.spec)).reason is None
-    (second,) = set(first.parent.iterdir()) - {first}
-    assert sorted(path.name for path in first.iterdir()) == ["bad", "snapshot.json"]
+    assert app.root != first
+    (noted,) = app.yard.notes("faulty")
+    assert [path.name for path in noted.iterdir()] == ["bad"]
     assert (await app.start()).kind is StartKind.RESTORED
-    forge_the_answer(second)
+    app.forge(canary_answer="200 another song")
     for _ in range(2):
         await app.start()
     last = await app.start()
@@ -127,48 +132,46 @@ async def test_memory_that_was_changed_is_noticed_by_the_canary(shared):
     spec = shared.spec(app="forged", env={"CANARY": "MARK-" + "m" * 40})
     assert (await shared.capture(spec)).reason is None
     forged = App(shared, spec)
-    # The file is what was "captured": its digest is made to fit, so that only the canary can tell.
-    changed = {}
-    for path in (forged.folder / "memory").glob("pages-*.img"):
+    # The file is what was "captured", so that only the canary can tell.
+    changed = []
+    for place, path in shared.objects(forged.root).items():
         content = path.read_bytes()
-        if b"MARK-" + b"m" * 40 in content:
+        if "pages-" in place and b"MARK-" + b"m" * 40 in content:
             content = content.replace(b"MARK-" + b"m" * 40, b"MARK-" + b"M" * 40)
-            path.write_bytes(content)
-            changed[f"memory/{path.name}"] = [len(content), hashlib.sha256(content).hexdigest()]
+            shared.replace_file(forged.root, place, content)
+            changed.append(place)
     assert changed
-    metadata = forged.folder / "snapshot.json"
-    record = json.loads(metadata.read_text())
-    record["files"] |= changed
-    metadata.write_text(json.dumps(record))
     report = await forged.start()
     assert report.kind is StartKind.PLAIN
     assert "MMMM" in report.fallback
 
 
-@pytest.mark.parametrize("which", ["pages", "core", "layer"])
+@pytest.mark.parametrize("which", ["pages-", "core-", "layer."])
 async def test_a_flipped_byte_is_never_restored(app, which):
-    (path, *_) = (
-        [app.folder / "layer.erofs"]
-        if which == "layer"
-        else sorted((app.folder / "memory").glob(f"{which}-*.img"))
-    )
+    objects = app.yard.objects(app.root)
+    path = next(path for place, path in sorted(objects.items()) if which in place)
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 0x10
     path.write_bytes(content)
     report = await app.start()
     assert report.kind is StartKind.PLAIN
     assert "does not have the content it was captured with" in report.fallback
+    again = await app.start()
+    assert (again.fallback, again.capture_wanted) == ("its snapshot is in quarantine", True)
 
 
 async def test_a_missing_memory_file_is_a_plain_start(app):
-    next((app.folder / "memory").glob("pages-*.img")).unlink()
+    objects = app.yard.objects(app.root)
+    next(path for place, path in objects.items() if "pages-" in place).unlink()
     report = await app.start()
     assert report.kind is StartKind.PLAIN
     assert "is incomplete" in report.fallback
+    again = await app.start()  # what is no longer here is no fault of the next one
+    assert (again.fallback, again.capture_wanted) == ("there is no snapshot yet", True)
 
 
 async def test_damaged_metadata_is_as_if_there_were_no_snapshot(app):
-    (app.folder / "snapshot.json").write_text('{"format": 1')
+    app.root.write_text('{"version": 1')
     report = await app.start()
     assert (report.kind, report.fallback) == (StartKind.PLAIN, "there is no snapshot yet")
     assert report.capture_wanted
@@ -176,13 +179,7 @@ async def test_damaged_metadata_is_as_if_there_were_no_snapshot(app):
 
 async def test_what_the_tool_itself_refuses_counts_against_the_snapshot(app):
     """Its files are made to fit their digests, so that only the restore itself can fail."""
-    metadata = app.folder / "snapshot.json"
-    record = json.loads(metadata.read_text())
-    path = app.folder / "memory/inventory.img"
-    path.write_bytes(b"nothing of the kind")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    record["files"]["memory/inventory.img"] = [path.stat().st_size, digest]
-    metadata.write_text(json.dumps(record))
+    app.yard.replace_file(app.root, "memory/inventory.img", b"nothing of the kind")
     first, second = [await app.start() for _ in range(2)]
     assert (first.kind, second.kind) == (StartKind.PLAIN, StartKind.PLAIN)
     assert "Magic" in first.fallback or "inventory" in first.fallback
@@ -190,13 +187,11 @@ async def test_what_the_tool_itself_refuses_counts_against_the_snapshot(app):
 
 
 async def test_a_changed_file_of_the_machine_is_a_plain_start_and_a_new_capture(app, tmp_path):
-    metadata = app.folder / "snapshot.json"
-    record = json.loads(metadata.read_text())
     library = tmp_path / "library.so"
     library.write_bytes(b"code")
     state = library.stat()
-    mark = {"path": str(library), "size_bytes": 4, "modified_ns": state.st_mtime_ns}
-    metadata.write_text(json.dumps(record | {"host_files": [*record["host_files"], mark]}))
+    marks = app.yard.about(app.root)["host_files"]
+    app.forge(host_files=[*marks, f"4 {state.st_mtime_ns} {library}"])
     assert (await app.start()).kind is StartKind.RESTORED
     os.utime(library, ns=(0, state.st_mtime_ns + 1))
     report = await app.start()
@@ -244,7 +239,7 @@ async def test_facts_of_the_machine_are_those_the_node_uses(shared):
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
 async def test_a_restore_cancelled_at_any_moment_leaves_nothing(shared, after_s):
     spec = shared.spec(app="cancelled-restore", env={"FIRST": "hoard = b'x' * (100 << 20)"})
-    if not (shared.state / "snapshots/default/cancelled-restore").exists():
+    if not shared.roots("cancelled-restore"):
         assert (await shared.capture(spec)).reason is None
     starting = asyncio.ensure_future(shared.start(spec))
     await asyncio.sleep(after_s)
@@ -272,10 +267,8 @@ async def test_a_snapshot_is_good_again_after_one_failure_and_one_success(app, m
 
 async def test_a_frozen_layer_that_lists_something_else_is_not_used(app):
     """The tool's exit code says nothing about closed files: the listing does."""
-    await app.yard.node._snapshots._layers.unmount(app.folder.name)
-    metadata = app.folder / "snapshot.json"
-    record = json.loads(metadata.read_text())
-    metadata.write_text(json.dumps(record | {"layer_digest": "0" * 64}))
+    await app.yard.node._snapshots._layers.unmount(app.root.name.rpartition(".")[2])
+    app.forge(layer_digest="0" * 64)
     report = await app.start()
     assert report.kind is StartKind.PLAIN
     assert "the frozen layer is not what was frozen" in report.fallback

@@ -100,7 +100,7 @@ def test_requests_and_tokens_are_counted_as_they_pass(
         labels = page.eval_on_selector_all(".chart", "all => all.map((each) => each.ariaLabel)")
         said = " ".join(labels)
         return (
-            bool(re.search(r"arrived [\d.]+.*at most [1-9]", said))
+            bool(re.search(r"answered [\d.]+.*at most [1-9]", said))
             and "at most 0" not in (said.partition("Tokens")[2].partition("Requests in")[0])
         )
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nagara.snapshot.device.cpu import CpuDevice
+from nagara.snapshot.device.simulated import SimulatedDevice
 from nagara.snapshot.facts import read_host_facts
 from nagara.snapshot.prefetch import prefetch
 from nagara.snapshot.processes import host_files, processes_of
@@ -64,6 +66,14 @@ def test_a_file_shown_elsewhere_inside_is_marked_where_it_lies(tmp_path):
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         marks = host_files(os.getpid(), {tmp_path: tmp_path})
     assert str(path) in {mark.path for mark in marks}
+
+
+def test_devices_are_told_by_driver_and_kind_and_not_by_number():
+    two, one = (SimulatedDevice({f"gpu-{n}": 1 << 30 for n in range(count)}) for count in (2, 1))
+    facts = read_host_facts((), two)
+    assert facts.devices == read_host_facts((), one).devices
+    assert facts.devices == (f"simulated driver {two.facts().driver}", "simulated device")
+    assert read_host_facts((), CpuDevice()).devices == read_host_facts(()).devices == ()
 
 
 def test_facts_of_this_host_are_plausible():

@@ -72,6 +72,14 @@ def test_another_register_area_or_cache_line_does_not_fit():
         assert word in chosen.reasons[0]
 
 
+def test_the_key_changes_with_the_driver_and_the_kind_of_device() -> None:
+    hosts = [
+        replace(HOST, devices=devices)
+        for devices in ((), ("cuda driver 570.1", "H200"), ("cuda driver 580.2", "H200"))
+    ]
+    assert len({snapshot_key({}, host, ()) for host in hosts}) == 3
+
+
 def test_the_key_changes_with_each_part_and_with_nothing_else():
     app = {"tenant": "t", "app": "a", "definition": "d", "models": [("m", "1")]}
     code = ("nagara 0.1",)

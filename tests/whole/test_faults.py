@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nagara.base.linux import MS_RDONLY, mount
+from nagara.control.app_secrets import AppSecrets
 from nagara.image.mounts import unmount_if_mounted
 
 from .conftest import wait_for
@@ -163,3 +164,24 @@ def test_a_criu_that_is_too_old_means_plain_starts_and_is_said(
     up.admin.fold("obedient")
     assert up.get("/obedient/", key=key)[0] == 200
     wait_for(lambda: up.admin.trace("obedient")["starts"][0]["kind"] == "plain")
+
+
+@pytest.mark.root
+def test_an_app_that_needs_its_secret_to_get_ready_has_no_snapshot_and_is_told_the_way(
+    up: Any, tools: object
+) -> None:
+    up.begin()
+    text = up.obedient().replace('"${PORT}"', '"${PORT}", FIRST = "os.environ[\'TOKEN\']"')
+    up.deploy(text + 'secrets = ["TOKEN"]\n')
+    key = up.admin.add_key("test")
+    status, body, _ = up.get("/obedient/", key=key)
+    assert (status, "its secret TOKEN is not set" in body.decode()) == (503, True)
+    AppSecrets(up.state).put("default", "TOKEN", "value")
+    wait_for(lambda: up.get("/obedient/", key=key)[0] == 200)
+    assert up.admin.wait_for_capture("obedient", timeout_s=120)["state"] == "off"
+    shown = up.run("apps").stdout
+    assert 'snapshot.secrets = "allow"' in shown
+    allowed = text.replace("snapshot = {", 'snapshot = {secrets = "allow", ')
+    up.deploy(allowed + 'secrets = ["TOKEN"]\n')
+    assert up.get("/obedient/", key=key)[0] == 200
+    assert up.admin.wait_for_capture("obedient", timeout_s=120)["state"] == "done"

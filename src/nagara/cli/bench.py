@@ -8,12 +8,27 @@ import click
 from nagara.cli.lazy_group import Entry, LazyGroup
 
 BENCHMARKS: dict[str, Entry] = {
+    "apps": Entry(
+        "nagara.cli.bench_apps:apps", "What a thousand apps at zero cost the control process."
+    ),
+    "autoscale": Entry(
+        "nagara.cli.bench_autoscale:autoscale",
+        "Scaling replayed over a trace of requests, beside other ways to scale (simulated).",
+    ),
+    "gateway": Entry(
+        "nagara.cli.bench_gateway:gateway",
+        "What the gateway adds to requests, its throughput, a start from zero.",
+    ),
     "planner": Entry(
         "nagara.cli.bench_planner:planner", "Plans over large catalogues, and claims of slots."
     ),
     "coldstart": Entry(
         "nagara.cli.bench_coldstart:coldstart",
         "From a request to the first token, started plainly and restored.",
+    ),
+    "clones": Entry(
+        "nagara.cli.bench_clones:clones",
+        "Many replicas put back from one snapshot at once, against one.",
     ),
     "rounds": Entry(
         "nagara.cli.bench_rounds:rounds",
@@ -26,6 +41,14 @@ BENCHMARKS: dict[str, Entry] = {
     "overlap": Entry(
         "nagara.cli.bench_engine:overlap",
         "How busy the device is with and without a step in flight.",
+    ),
+    "device": Entry(
+        "nagara.cli.bench_device:device",
+        "Restored starts with a (simulated) device against the bound their parts set.",
+    ),
+    "weights": Entry(
+        "nagara.cli.bench_weights:weights",
+        "Reading weights into memory against what the machine reads at all.",
     ),
     "engine": Entry(
         "nagara.cli.bench_engine:engine",

@@ -307,8 +307,9 @@ def _shared(lab: Lab, origin: Origin, maker: LabMachine, tree: Path) -> float:
 
 def _wait_filled(machine: LabMachine, mounted: Any) -> None:
     deadline_s = time.monotonic() + 600
-    time.sleep(0.2)
-    while machine.mounts.progress(mounted).left > 0 and time.monotonic() < deadline_s:
+    while (progress := machine.mounts.progress(mounted)).is_running:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"an image was not brought here in time: {progress}")
         time.sleep(0.02)
 
 

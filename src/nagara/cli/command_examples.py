@@ -17,10 +17,23 @@ EXAMPLES: dict[str, str] = {
     "top": "nagara top",
     "init": "nagara init --name smol --model smollm2 nagara.toml",
     "exec": "sudo nagara exec smollm2-1f2e3d4c -- ps aux",
+    "versions": "nagara versions smollm2",
+    "rollback": "nagara rollback smollm2 --to 3",
     "delete": "nagara delete smollm2",
+    "usage": "nagara usage --json",
     "snapshot ls": "sudo nagara snapshot ls",
     "snapshot show": "sudo nagara snapshot show smollm2",
+    "snapshot rm": "sudo nagara snapshot rm smollm2",
+    "snapshot verify": "sudo nagara snapshot verify smollm2",
+    "snapshot quarantine": "sudo nagara snapshot quarantine smollm2",
+    "snapshot push": "sudo nagara snapshot push smollm2 --to zone",
+    "snapshot pull": "sudo nagara snapshot pull smollm2",
     "snapshot hooks": "nagara snapshot hooks > nagara_hooks.py",
+    "secret set": "nagara secret set HF_TOKEN < token.txt",
+    "secret ls": "nagara secret ls",
+    "secret rm": "nagara secret rm HF_TOKEN",
+    "device status": "nagara device status --json",
+    "device selftest": "sudo nagara device selftest",
     "image import": "nagara image import venv:/srv/app/.venv --name app-env",
     "image ls": "nagara image ls",
     "image show": "nagara image show app-env --tree",
@@ -47,6 +60,12 @@ EXAMPLES: dict[str, str] = {
     "pool drain": "nagara pool drain rack-7 --resume",
     "pool simulate": "nagara pool simulate --days 7 --apps 50 --plot week.svg",
     "pool diagnose": "nagara pool diagnose --kind medium",
+    "bench apps": "nagara bench apps --count 1000",
+    "bench autoscale": "nagara bench autoscale --trace gen:bursts --cold-start 5",
+    "bench gateway": "nagara bench gateway --rounds 3",
+    "bench clones": "sudo nagara bench clones --clones 8",
+    "bench device": "nagara bench device --device sim",
+    "bench weights": "nagara bench weights --runs 3",
     "bench planner": "nagara bench planner --runs 3 --json",
     "bench coldstart": "sudo nagara bench coldstart --runs 5 --image venv",
     "bench rounds": "sudo nagara bench rounds --rounds 100 --requests 4",
@@ -68,8 +87,9 @@ EXAMPLES: dict[str, str] = {
 def with_example(command: click.Command, words: str) -> click.Command:
     """The command, and those below it, with their examples at the end of their help."""
     example = EXAMPLES.get(words)
-    if example is not None and command.epilog is None:
-        command.epilog = f"\b\nExample:\n  {example}"
+    shown = f"\b\nExample:\n  {example}"
+    if example is not None and not (command.epilog or "").startswith(shown):
+        command.epilog = f"{shown}\n\n{command.epilog or ''}".rstrip()
     if isinstance(command, click.Group):
         for name, below in command.commands.items():
             with_example(below, f"{words} {name}")

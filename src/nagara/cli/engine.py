@@ -1,6 +1,7 @@
 """`nagara engine`: the LLM engine on its own, without control, node or snapshots."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -50,6 +51,20 @@ def engine() -> None:
     help="Repack weights for speed, at the price of a copy in memory.",
 )
 @click.option(
+    "--weights",
+    type=click.Choice(["auto", "mapped", "streamed"]),
+    default="auto",
+    show_default=True,
+    help="Mapped from their files, or streamed into memory that is released while asleep.",
+)
+@click.option(
+    "--readers",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Threads that stream weights.",
+)
+@click.option(
     "--cache-tokens",
     type=click.IntRange(16),
     help="Size of the KV cache; by free memory if not given.",
@@ -83,17 +98,7 @@ def serve(
     port: int,
     host: str,
     served_model_name: str | None,
-    dtype: str,
-    kernel: str,
-    device: str,
-    depth: int,
-    pack: str,
-    cache_tokens: int | None,
-    max_concurrency: int,
-    context: int | None,
-    has_graphs: bool,
-    is_batch_invariant: bool,
-    is_compiled: bool,
+    **engine: Any,  # of the engine's settings, each by the name of its field
 ) -> None:
     """Serve the model folder MODEL with OpenAI's API."""
     be_patient()
@@ -110,19 +115,7 @@ def serve(
                 port=port,
                 host=host,
                 model_name=served_model_name,
-                engine=EngineSettings(
-                    dtype=dtype,
-                    kernel=kernel,
-                    device=device,
-                    depth=depth,
-                    pack=pack,
-                    cache_tokens=cache_tokens,
-                    max_concurrency=max_concurrency,
-                    context=context,
-                    has_graphs=has_graphs,
-                    is_batch_invariant=is_batch_invariant,
-                    is_compiled=is_compiled,
-                ),
+                engine=EngineSettings(**engine),
             )
         )
     except EngineError as error:

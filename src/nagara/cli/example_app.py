@@ -36,7 +36,9 @@ def engine_app(
     image: str = "host",
     snapshot: bool = True,
     compile_cache: str | None = None,
+    min_replicas: int = 0,
     max_replicas: int = 4,
+    concurrency: int = 8,
 ) -> str:
     """The text of an app file with one app.
 
@@ -53,7 +55,8 @@ def engine_app(
         f'models   = ["{model}"]',
         f"command  = {json.dumps([*command, '--compile'] if compile_cache else command)}",
         'ready    = "/health"',
-        f'scale    = {{min = 0, max = {max_replicas}, concurrency = 8, idle = "10m"}}',
+        f"scale    = {{min = {min_replicas}, max = {max_replicas}, "
+        f'concurrency = {concurrency}, idle = "10m"}}',
         f"snapshot = {json.dumps(snapshot)}",
         'timeouts = {start = "15m"}',
     ]

@@ -112,12 +112,13 @@ def _read_reply(response: http.client.HTTPResponse, sent_s: float) -> Reply:
 
 
 @contextmanager
-def own_instance(state: Path, purpose: str) -> Iterator[Instance]:
+def own_instance(state: Path, purpose: str, *, slots: int | None = None) -> Iterator[Instance]:
     """Brings nagara up for a while.
 
     Args:
         state: the user's state folder, whose models and tools are used.
         purpose: part of the temporary folder's name.
+        slots: how many replicas may run; None leaves it to `nagara up`.
 
     Raises:
         NagaraError: it does not come up; with what it said.
@@ -143,6 +144,7 @@ def own_instance(state: Path, purpose: str) -> Iterator[Instance]:
             "--port",
             "0",
             "--end-with-parent",
+            *(() if slots is None else ("--slots", str(slots))),
         ]
         with log.open("wb") as output:
             process = subprocess.Popen(

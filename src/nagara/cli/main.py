@@ -15,6 +15,7 @@ import click
 
 from nagara.base.errors import NagaraError
 from nagara.cli.exit_codes import EXIT_CODES, INTERRUPTED, exit_code_of
+from nagara.cli.json_lines import JsonLines
 from nagara.cli.lazy_group import Entry, LazyGroup
 from nagara.cli.settings import Settings, read_settings, unwritable
 
@@ -31,15 +32,22 @@ COMMANDS: dict[str, Entry] = {
     "top": Entry("nagara.cli.top:top", "Watch apps and their rates as they change."),
     "init": Entry("nagara.cli.init:init", "Write a commented app file to begin with."),
     "exec": Entry("nagara.cli.exec_in:exec_", "Run a command inside a replica."),
+    "versions": Entry("nagara.cli.versions:versions", "List the versions of an app."),
+    "rollback": Entry("nagara.cli.versions:rollback", "Take an earlier version into use again."),
     "delete": Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
+    "usage": Entry("nagara.cli.usage:usage", "Show what reserved slots were used for."),
     "snapshot": Entry(
         "nagara.cli.snapshot:snapshot", "Show saved replicas, and why an app has none."
     ),
+    "secret": Entry("nagara.cli.secret:secret", "Set, list and remove the values of secrets."),
     "image": Entry("nagara.cli.image:image", "Import, mount and compare images."),
     "store": Entry("nagara.cli.store:store", "Look after objects and the tiers behind them."),
     "cache": Entry("nagara.cli.cache:cache", "Serve objects to the other machines of a zone."),
     "models": Entry("nagara.cli.models:models", "Add, list and remove model folders."),
     "engine": Entry("nagara.cli.engine:engine", "Serve one model with nagara's own engine."),
+    "device": Entry(
+        "nagara.cli.device:device", "Show this machine's devices, and try saving on them out."
+    ),
     "pool": Entry("nagara.cli.pool:pool", "Show and steer the machines that are kept ready."),
     "bench": Entry("nagara.cli.bench:bench", "Measure; every figure of the README comes from it."),
     "doctor": Entry("nagara.cli.doctor:doctor", "Try out what this machine can do; list leaks."),
@@ -77,7 +85,7 @@ class _Root(LazyGroup):
         ctx.exit(exit_code_of(fault))
 
 
-def _log_to_stderr(*, verbose: bool) -> None:
+def _log_to_stderr(*, verbose: bool, as_json: bool) -> None:
     """nagara's own messages from INFO, others' from WARNING; `--verbose` lowers both a step."""
     logging.basicConfig(
         stream=sys.stderr,
@@ -85,6 +93,13 @@ def _log_to_stderr(*, verbose: bool) -> None:
         level=logging.INFO if verbose else logging.WARNING,
     )
     logging.getLogger("nagara").setLevel(logging.DEBUG if verbose else logging.INFO)
+    # One line for each request: for programs that read them, or when asked for.
+    logging.getLogger("nagara.access").setLevel(
+        logging.INFO if as_json or verbose else logging.WARNING
+    )
+    if as_json:
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
 
 
 @click.group(
@@ -100,11 +115,19 @@ def _log_to_stderr(*, verbose: bool) -> None:
     help="Folder for models, tools, snapshots and the database  [default: /var/lib/nagara for "
     "root, else ~/.local/state/nagara; env: NAGARA_STATE]",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    envvar="NAGARA_LOG_FORMAT",
+    help="How messages are written to standard error.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Say more on standard error.")
 @click.pass_context
-def main(ctx: click.Context, state: Path | None, verbose: bool) -> None:
+def main(ctx: click.Context, state: Path | None, log_format: str, verbose: bool) -> None:
     """Run AI inference servers that fold away when idle and come back in about a second."""
-    _log_to_stderr(verbose=verbose)
+    _log_to_stderr(verbose=verbose, as_json=log_format == "json")
     ctx.obj = read_settings(state, verbose=verbose)
 
 

@@ -145,7 +145,7 @@ def _add_folder(models_dir: Path, source: Path, name: str) -> tuple[ModelFolder,
         copy_files(source, staged)
         _check(staged)  # the copy, not what the source may have become meanwhile
         origin = Origin(str(source), tools={"nagara": __version__})
-        return publish_model(models_dir, staged, name, origin), True
+        return publish_model(models_dir, staged, name, origin, _values(staged)), True
 
 
 def _add_packaged(models_dir: Path, known: _Packaged, name: str) -> tuple[ModelFolder, bool]:
@@ -167,13 +167,25 @@ def _add_packaged(models_dir: Path, known: _Packaged, name: str) -> tuple[ModelF
         tools = {"nagara": __version__}
         tools |= {tool: importlib.metadata.version(tool) for tool in _CONVERTER_NEEDS}
         origin = Origin(source, known.licence, tools)
-        return publish_model(models_dir, folder, name, origin), True
+        return publish_model(models_dir, folder, name, origin, _values(folder)), True
 
 
 def _check(folder: Path) -> None:
     """The engine's own check, with its errors as ours: the engine knows nothing of nagara."""
     try:
         check_model_folder(folder)
+    except ModelFolderError as error:
+        raise ModelError(error.what, where=error.where, hint=error.hint) from error
+
+
+def _values(folder: Path) -> dict[str, str] | None:
+    """The value hashes of its weights; None where the engine's libraries are not installed."""
+    try:
+        from nagara.engine.weight_stream import values_of
+    except ImportError:
+        return None
+    try:
+        return values_of(check_model_folder(folder).tensors.values())
     except ModelFolderError as error:
         raise ModelError(error.what, where=error.where, hint=error.hint) from error
 

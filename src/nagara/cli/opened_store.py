@@ -1,6 +1,7 @@
 """The store and the image mounts of this machine, as the sub-commands open them."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,10 @@ import click
 from nagara.base.errors import UsageError
 from nagara.cli.settings import Settings
 from nagara.image.mounting import ImageMounts
+from nagara.image.shelf import Shelf
 from nagara.node.image_mounts import open_image_mounts
 from nagara.sandbox.keeper_client import KeeperClient
+from nagara.snapshot.catalog import KIND, Catalog
 from nagara.store.configured import open_folder, open_store, open_tier, read_settings
 from nagara.store.local import DEFAULT_TENANT, ObjectFolder
 from nagara.store.store import Store
@@ -44,6 +47,35 @@ def opened_store(settings: Settings, tenant: str) -> Iterator[Store]:
             yield store
         finally:
             store.close()
+
+
+@contextmanager
+def opened_catalog(settings: Settings) -> Iterator[Catalog]:
+    """The snapshots of this machine. Raises `UsageError` where another user's may not be read."""
+    folder = store_folder(settings)
+    try:
+        has_store = (folder / "ledger.sqlite").exists()
+    except PermissionError:
+        raise UsageError("snapshots are root's alone", where=str(folder), hint="sudo") from None
+    with contextlib.ExitStack() as closing:
+        objects: list[ObjectFolder] = []
+        stores: dict[str, Store] = {}
+
+        def opened() -> ObjectFolder:
+            if not objects:
+                objects.append(closing.enter_context(opened_folder(settings)))
+            return objects[0]
+
+        def shelf(tenant: str) -> Shelf:
+            if tenant not in stores:
+                stores[tenant] = open_store(opened(), tenant)
+                closing.callback(stores[tenant].close)
+            return Shelf(stores[tenant], KIND)
+
+        def tenants() -> list[str]:  # a look makes no store
+            return opened().tenant_names() if has_store else []
+
+        yield Catalog(settings.state / "snapshots", shelf, tenants)
 
 
 def find_tier(settings: Settings, tenant: str, name: str) -> Tier:

@@ -1,6 +1,6 @@
 """`nagara snapshot`: what is saved on this machine, and why an app has no snapshot.
 
-Snapshots are read from the state folder (root only); the reasons come from the running nagara.
+Snapshots are read from the store (root only); the reasons come from the running nagara.
 """
 
 import json
@@ -14,26 +14,32 @@ from rich.table import Table
 
 from nagara.base.errors import UsageError
 from nagara.base.units import format_bytes
+from nagara.cli.opened_store import opened_catalog
 from nagara.cli.settings import Settings
+from nagara.cli.snapshot_moving import COMMANDS, json_option
 from nagara.control.client import connect
 from nagara.control.errors import ControlError
 from nagara.snapshot import hooks as hook_module
-from nagara.snapshot.catalog import Catalog, SnapshotRecord
+from nagara.snapshot.catalog import Catalog, Listed, Snapshot, as_shelved
 
 _STATES = {"unknown": "not yet", "wanted": "waiting", "running": "being made"}
 
 
 @click.group()
 def snapshot() -> None:
-    """Show saved replicas, and why an app has none."""
+    """Show, verify, move and remove saved replicas."""
+
+
+for _command in COMMANDS:
+    snapshot.add_command(_command)
 
 
 @snapshot.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@json_option
 @click.pass_obj
 def ls(settings: Settings, as_json: bool) -> None:
     """List the snapshots of this machine and the apps that have none."""
-    rows = _saved(settings.state)
+    rows = _saved(settings)
     rows += _unsaved(settings.state, {row["app"] for row in rows if row["state"] == "good"})
     if as_json:
         click.echo(json.dumps({"snapshots": rows}, indent=2))
@@ -58,10 +64,11 @@ def ls(settings: Settings, as_json: bool) -> None:
 
 @snapshot.command()
 @click.argument("name", metavar="APP|SNAPSHOT")
+@click.option("--json", is_flag=True, expose_value=False, help="It is JSON in any case.")
 @click.pass_obj
 def show(settings: Settings, name: str) -> None:
     """Print everything known of an app's snapshots, or of one, as JSON."""
-    rows = _saved(settings.state, with_needs=True) + _unsaved(settings.state, set())
+    rows = _saved(settings, with_needs=True) + _unsaved(settings.state, set())
     chosen = [row for row in rows if name in (row["app"], row.get("snapshot"))]
     if not chosen:
         raise UsageError(f"no app and no snapshot is called {name!r}", hint="nagara snapshot ls")
@@ -74,28 +81,24 @@ def hooks() -> None:
     click.echo(Path(hook_module.__file__).read_text(), nl=False)
 
 
-def _saved(state: Path, *, with_needs: bool = False) -> list[dict[str, Any]]:
-    """The published snapshots of this machine, as far as this user may read them."""
-    catalog = Catalog(state / "snapshots")
-    return [
-        _row(catalog, tenant, app, folder, with_needs=with_needs)
-        for tenant, app, folder in catalog.everything()
-    ]
+def _saved(settings: Settings, *, with_needs: bool = False) -> list[dict[str, Any]]:
+    """The published snapshots of this machine."""
+    with opened_catalog(settings) as catalog:
+        return [row_of(catalog, listed, with_needs=with_needs) for listed in catalog.everything()]
 
 
-def _row(
-    catalog: Catalog, tenant: str, app: str, folder: Path, *, with_needs: bool
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"app": app, "tenant": tenant, "snapshot": folder.name}
-    try:
-        record = SnapshotRecord.from_json((folder / "snapshot.json").read_bytes())
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return {**row, "state": "damaged", "reasons": [f"its description: {error}"]}
-    is_bad = catalog.is_quarantined(folder)
+def row_of(catalog: Catalog, listed: Listed, *, with_needs: bool = False) -> dict[str, Any]:
+    """What is told of one snapshot."""
+    row: dict[str, Any] = {"app": listed.app, "tenant": listed.tenant, "snapshot": listed.name}
+    snapshot = listed.snapshot
+    if snapshot is None:
+        return {**row, "state": "damaged", "reasons": ["its description cannot be read"]}
+    record = snapshot.record
+    is_bad = catalog.is_quarantined(snapshot)
     changed = record.changed_host_file()
     reasons = [f"not carried: {note}" for note in record.notes]
     if is_bad:
-        reasons += [f"failed: {line}" for line in (folder / "bad").read_text().splitlines()]
+        reasons += [f"failed: {line}" for line in dict.fromkeys(catalog.reasons(snapshot))]
     if changed:
         reasons.append(f"{changed} has changed since it was made")
     row |= {
@@ -105,16 +108,33 @@ def _row(
         "reasons": reasons,
     }
     if with_needs:
+        stored, shared = catalog.shelf(listed.tenant).shared_bytes(as_shelved(snapshot))
         row |= {
+            "stored_bytes": stored,
+            "shared_bytes": shared,
             "memory_bytes": record.memory_bytes,
             "layer_bytes": record.layer_bytes,
             "key": record.key,
             "canary_answer": record.canary_answer,
             "machine_files": len(record.host_files),
+            "sealed": record.sealed_by is not None,
             "reach": "wide" if record.variant.is_levelled else "same",
             "cpu_flags": sorted(record.variant.cpu_flags),
+            "image": str(snapshot.image.index),
+            "objects": _objects(catalog, snapshot),
         }
     return row
+
+
+def _objects(catalog: Catalog, snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Its objects, and which of them are on this machine."""
+    shelf = catalog.shelf(snapshot.tenant)
+    if not shelf.local.has(snapshot.image.index):
+        return []
+    return [
+        {"object": str(name), "path": path, "is_here": shelf.local.has(name)}
+        for name, path in sorted(shelf.paths(snapshot.image).items(), key=lambda pair: pair[1])
+    ]
 
 
 def _unsaved(state: Path, saved: set[str]) -> list[dict[str, Any]]:

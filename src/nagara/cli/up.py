@@ -76,6 +76,18 @@ _log = logging.getLogger(__name__)
     metavar="NAME",
     help="As root: run the control process as this user  [default: who called sudo]",
 )
+@click.option(
+    "--database",
+    metavar="URL",
+    envvar="NAGARA_DATABASE",
+    help="Keep the state in PostgreSQL (postgresql://...) instead of a file of the state folder.",
+)
+@click.option(
+    "--otlp",
+    metavar="URL",
+    envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+    help="Send traces to the OpenTelemetry collector there, as OTLP over HTTP.",
+)
 @click.option("--keep-replicas", is_flag=True, help="Leave ready replicas running at the end.")
 @click.option("--end-with-parent", is_flag=True, hidden=True)
 @click.pass_obj
@@ -89,6 +101,8 @@ def up(
     auth: str,
     socket: Path | None,
     user: str | None,
+    database: str | None,
+    otlp: str | None,
     keep_replicas: bool,
     end_with_parent: bool,
 ) -> None:
@@ -119,6 +133,8 @@ def up(
                 port=port,
                 models=_finder(settings.models_dir),
                 auth=auth,
+                otlp=otlp,
+                database=database,
             )
             _stop_on_signal(control, keep=keep_replicas, is_tied=end_with_parent)
             await control.run(_announce, app_file=app_file)

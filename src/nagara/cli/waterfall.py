@@ -102,8 +102,9 @@ _WAYS = {
 
 def files_line(files: Mapping[str, Any]) -> str:
     """How a start's files became visible and what it read of them, in a line."""
+    weights = weights_line(files.get("weights"))
     if files["way"] == "host":
-        return "this machine's own"
+        return "this machine's own" + (f"; {weights}" if weights else "")
     parts = [
         f"{files['kind']} image, {files['objects']} objects, {format_bytes(files['size_bytes'])}, "
         + _WAYS[files["way"]]
@@ -122,7 +123,17 @@ def files_line(files: Mapping[str, Any]) -> str:
     if files["prefetched_objects"]:
         prefetched = format_bytes(files["prefetched_bytes"])
         parts.append(f"{files['prefetched_objects']} objects, {prefetched} ahead of need")
+    if weights:
+        parts.append(weights)
     return "; ".join(parts)
+
+
+def weights_line(read: Mapping[str, Any] | None) -> str:
+    """How fast weights came after a restore; empty where nobody said."""
+    if not read:
+        return ""
+    rate = read["size_bytes"] / read["seconds"] / 1e9 if read["seconds"] else 0.0
+    return f"weights {format_bytes(read['size_bytes'])} at {rate:.2f} GB/s"
 
 
 def _seconds(seconds: float) -> str:

@@ -92,16 +92,19 @@ class SnapshotRules:
     """How an app's snapshot is made.
 
     `is_wide`: its libraries are told to use less than this CPU has, so that it fits lesser ones.
+    `with_secrets`: the replica that is saved gets the app's secrets, and the snapshot holds them.
     """
 
     is_wide: bool = False
+    with_secrets: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """Everything a node must know of an app in order to run a replica of it.
 
-    `command` may contain `${PORT}`; so may the values of `env`.
+    `command` may contain `${PORT}`; so may the values of `env`. `secrets` are the values of
+    `secret_names` for one replica: they are no part of what the app is, and are never kept.
     """
 
     tenant: str
@@ -119,7 +122,10 @@ class ReplicaSpec:
     snapshot: bool = True  # restore from one where it fits
     hooks: SnapshotHooks = SnapshotHooks()
     rules: SnapshotRules = SnapshotRules()
+    devices: tuple[str, ...] = ()  # of the machine, by their CDI names: `nvidia.com/gpu=0`
     image_index: str | None = None  # names the tree that `image` was at deployment; not for `host`
+    secret_names: tuple[str, ...] = ()
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,14 @@ class TierRead:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsRead:
+    """Weights that a server has read again after it was put back."""
+
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class FilesReport:
     """How a replica's files became visible, and what its start read of them.
 
@@ -174,6 +188,7 @@ class FilesReport:
     recorded_bytes: int | None = None
     prefetched_objects: int = 0
     prefetched_bytes: int = 0
+    weights: WeightsRead | None = None  # of a restored start whose server says so
     tiers: tuple[TierRead, ...] = ()  # for all replicas of the tenant meanwhile, nearest first
 
 

@@ -19,6 +19,9 @@ from nagara.control import openapi
 from nagara.control.app_images import with_images
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import Auth, bearer
+from nagara.control.deployments import Deployments
+from nagara.control.errors import UnknownAppError
+from nagara.control.figures_api import Figures, FiguresApi
 from nagara.control.fleet import Fleet
 from nagara.control.pool_api import PoolApi
 from nagara.control.refusal import Refusal, bad_request, not_found, unauthorised
@@ -42,13 +45,16 @@ class Api:
 
     def __init__(
         self,
+        deployments: Deployments,
         fleet: Fleet,
         node: Node,
         state: State,
         auth: Auth,
         pool: PoolService,
+        figures: Figures,
         watch: WatchApi,
     ) -> None:
+        self._deployments = deployments
         self._fleet = fleet
         self._node = node
         self._state = state
@@ -62,6 +68,8 @@ class Api:
             ("GET", re.compile(app), self._show),
             ("DELETE", re.compile(app), self._delete),
             ("POST", re.compile(app + r"/fold"), self._fold),
+            ("GET", re.compile(app + r"/versions"), self._versions),
+            ("POST", re.compile(app + r"/rollback"), self._rollback),
             ("GET", re.compile(app + r"/logs"), self._logs),
             ("GET", re.compile(r"/api/trace/(?P<name>[a-z0-9-]+)"), self._trace),
             ("GET", re.compile(r"/api/keys"), self._keys),
@@ -69,6 +77,7 @@ class Api:
             ("DELETE", re.compile(r"/api/keys/(?P<id>[0-9a-f]+)"), self._delete_key),
             *PoolApi(pool).routes,
             *watch.routes,
+            *FiguresApi(figures).routes,
         )
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -120,10 +129,8 @@ class Api:
         except UnicodeDecodeError as error:
             raise bad_request(f"{file} is not UTF-8 text") from error
         named = [(app, self._fleet.mounts(app)) for app in apps]
-        services = []
-        for app in await with_images(self._node, named):
-            version = await self._state.put_app(app)
-            services.append(await self._fleet.deploy(app, version))
+        apps_now = await with_images(self._node, named)
+        services = [await self._deployments.deploy(app) for app in apps_now]
         return web.json_response({"apps": [_describe(service) for service in services]})
 
     async def _list(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
@@ -138,15 +145,39 @@ class Api:
     async def _delete(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """Returns when the app's replicas have ended. `{"deleted": NAME}`."""
         service = self._service(arguments["app"])
-        await self._fleet.delete(service)
+        await self._deployments.delete(service)
         return web.json_response({"deleted": service.app.name})
 
     async def _fold(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """Ends the app's present replicas and returns when they have ended."""
         service = self._service(arguments["app"])
         folded = len(service.replicas)
-        await self._fleet.fold(service)
+        await self._deployments.fold(service)
         return web.json_response({"folded": folded})
+
+    async def _versions(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
+        """`{"versions": [{"version", "definition", "deployed_s", "is_present"}]}`, newest first."""
+        service = self._service(arguments["app"])
+        documents = [
+            {
+                "version": one.number, "definition": one.app.definition,
+                "deployed_s": one.deployed_s, "is_present": one.number == service.version,
+            }
+            for one in await self._deployments.versions(service)
+        ]  # fmt: skip
+        return web.json_response({"versions": documents})
+
+    async def _rollback(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
+        """`?to=` a version, by default the one before the present one. The app after it."""
+        service = self._service(arguments["app"])
+        to = request.query.get("to")
+        if to is not None and not (to.isascii() and to.isdigit() and len(to) < 10):
+            raise bad_request("to must be the number of a version")
+        try:
+            rolled = await self._deployments.rollback(service, None if to is None else int(to))
+        except UnknownAppError as error:
+            raise not_found(f"{error.what}; {error.hint}") from error
+        return web.json_response(_describe(rolled))
 
     # -- history ---------------------------------------------------------------------------
 
@@ -229,6 +260,7 @@ def _describe(service: Service) -> dict[str, Any]:
         "name": app.name,
         "version": service.version,
         "definition": app.definition,
+        "outdated": sum(not service.is_current(one) for one in service.replicas.values()),
         "replicas": {
             state.value: service.count(state)
             for state in (

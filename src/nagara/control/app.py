@@ -30,6 +30,7 @@ class Scale:
     max: int = 4
     concurrency: int = 8
     idle_s: float | None = None
+    buffer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class App:
     tenant: str = DEFAULT_TENANT
     models: tuple[str, ...] = ()
     device: str = "any"
+    devices: tuple[str, ...] = ()  # of the machine, by their CDI names
     env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()  # by name
     limits: Limits = field(default_factory=Limits)
     scale: Scale = Scale()
     timeouts: Timeouts = Timeouts()
@@ -80,11 +83,13 @@ class App:
             "port": self.port,
             "ready": self.ready,
             "device": self.device,
+            "devices": self.devices,
             "env": sorted(self.env),
             "limits": [self.limits.cpu, self.limits.memory_bytes],
             "canary": [self.canary.path, self.canary.body, self.canary.is_openai],
             "hooks": asdict(self.hooks),
             "rules": asdict(self.rules),
+            "secrets": self.secrets,
         }
 
     def spec(self, mounts: tuple[ModelMount, ...]) -> ReplicaSpec:
@@ -101,11 +106,13 @@ class App:
             models=mounts,
             env=self.env,
             limits=self.limits,
+            devices=self.devices,
             start_timeout_s=self.timeouts.start_s,
             snapshot=self.snapshot,
             hooks=self.hooks,
             rules=self.rules,
             image_index=self.image_index,
+            secret_names=self.secrets,
         )
 
     @property

@@ -13,18 +13,23 @@ def to_document(app: App) -> dict[str, Any]:
 
 
 def from_document(document: dict[str, Any]) -> App:
-    """The `App` that `to_document` was given, also after a journey through JSON."""
+    """The `App` that `to_document` was given, also after a journey through JSON.
+
+    A document of an earlier version lacks what has come since: that gets its default.
+    """
     values = dict(document)
     return App(
         **{
             **values,
             "models": tuple(values["models"]),
             "command": tuple(values["command"]),
+            "devices": tuple(values.get("devices", ())),  # () of an app deployed earlier
             "env": tuple((name, value) for name, value in values["env"]),
+            "secrets": tuple(values.get("secrets", ())),
             "canary": Canary(**values["canary"]),
             "limits": Limits(**values["limits"]),
-            "hooks": _hooks(values["hooks"]),
-            "rules": SnapshotRules(**values.get("rules", {})),  # not in older documents
+            "hooks": _hooks(values["hooks"]) if "hooks" in values else SnapshotHooks(),
+            "rules": SnapshotRules(**values.get("rules", {})),
             "scale": Scale(**values["scale"]),
             "timeouts": Timeouts(**values["timeouts"]),
         }

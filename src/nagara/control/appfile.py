@@ -18,6 +18,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -26,22 +28,25 @@ from nagara.base.errors import UsageError
 from nagara.base.units import parse_duration_s, parse_size_bytes
 from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks, SnapshotRules
 from nagara.control.app import App, Scale, Timeouts
+from nagara.control.app_secrets import SECRET_NAME
 from nagara.control.errors import AppFileError
 from nagara.control.openai_server import default_canary, is_openai_path, recognise, with_logprobs
-from nagara.control.presets import PRESETS, preset_of
+from nagara.control.presets import PRESETS, preset_of, with_weights
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DEVICE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*=[A-Za-z0-9][\w.:-]*")
 _RESERVED = frozenset({"api", "v1", "nagara", "healthz", "readyz", "metrics"})
 _IMAGES_AT_PATHS = ("dir:", "venv:", "oci:", "docker-archive:")
+# Their images can say themselves what runs in them.
+_IMAGES_WITH_COMMANDS = ("oci:", "docker-archive:", "registry:", "image:")
 _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
 
 # Keys of the design that this version refuses instead of passing over, by the table they stand in.
 LATER: dict[str, frozenset[str]] = {
-    "app.*": frozenset({"secrets", "network", "schedule", "priority", "regions"}),
+    "app.*": frozenset({"network", "schedule", "priority", "regions"}),
     "limits": frozenset({"disk"}),
-    "snapshot": frozenset({"secrets", "weights"}),
 }
 
 
@@ -99,15 +104,21 @@ def _device(value: object) -> object:
     return value
 
 
+def _device_name(value: str) -> str:
+    if not _DEVICE.fullmatch(value):
+        raise _problem(f"{value!r} names no device: VENDOR/CLASS=NAME, such as nvidia.com/gpu=0")
+    return value
+
+
 def _path(value: str) -> str:
     if not value.startswith("/") or any(ord(char) <= 32 or ord(char) > 126 for char in value):
         raise _problem('a path begins with "/" and has no spaces or control characters')
     return value
 
 
-def _buffer(value: int) -> int:
-    if value > 0:
-        raise _problem("buffers above 0 are not supported yet")
+def _secret(value: str) -> str:
+    if not SECRET_NAME.fullmatch(value):
+        raise _problem(f"{value!r} is not a name of a secret, as of a variable: HF_TOKEN")
     return value
 
 
@@ -131,7 +142,7 @@ class _Table(BaseModel):
 class _ScaleTable(_Table):
     min: int = Field(default=0, ge=0, le=1000)
     max: int = Field(default=4, ge=1, le=1000)
-    buffer: Annotated[int, Field(ge=0), AfterValidator(_buffer)] = 0
+    buffer: int = Field(default=0, ge=0, le=1000)
     concurrency: int = Field(default=8, ge=1, le=10000)
     idle: DurationOrAuto = None
 
@@ -178,19 +189,42 @@ class _StepTable(_Table):
 
 class _SnapshotTable(_Table):
     canary: _CanaryTable | None = None
-    preset: Literal["auto", "none", "python", "vllm", "vllm-deep", "sglang"] = "auto"
+    preset: Literal[
+        "auto",
+        "none",
+        "python",
+        "vllm",
+        "vllm-deep",
+        "sglang",
+        "sglang-cache",
+        "nagara",
+        "nagara-carried",
+    ] = "auto"
+    weights: Literal["auto", "streamed", "carried"] = "auto"
     reach: Literal["same", "wide"] = "same"
+    secrets: Literal["none", "allow"] = "none"
     before: list[_StepTable] = []
     after: list[_StepTable] = []
+    communicators: Literal["none", "rebuilt"] = "none"
+
+    def chosen(self, automatic: str) -> str | None:
+        """The preset; None: the wanted way of the weights is not known of its server."""
+        preset = automatic if self.preset == "auto" else self.preset
+        return with_weights(preset, self.weights)
 
     def hooks(self, automatic: str) -> SnapshotHooks:
-        preset = PRESETS[automatic if self.preset == "auto" else self.preset]
+        preset = PRESETS[self.chosen(automatic) or "none"]
         before = tuple(table.step() for table in self.before)
         after = tuple(table.step() for table in self.after)
-        return SnapshotHooks(before + preset.before, preset.after + after, preset.in_python)
+        return SnapshotHooks(
+            before + preset.before,
+            preset.after + after,
+            preset.in_python,
+            rebuilds_communicators=self.communicators == "rebuilt",
+        )
 
     def rules(self) -> SnapshotRules:
-        return SnapshotRules(is_wide=self.reach == "wide")
+        return SnapshotRules(is_wide=self.reach == "wide", with_secrets=self.secrets == "allow")
 
 
 class _LimitsTable(_Table):
@@ -208,15 +242,37 @@ class _TimeoutsTable(_Table):
 class _AppTable(_Table):
     image: Annotated[str, AfterValidator(_image)]
     models: list[Annotated[str, AfterValidator(_model)]] = []
-    command: list[Word] = Field(min_length=1)
+    command: Annotated[list[Word], Field(validate_default=True)] = []
     port: int = Field(default=8000, ge=1, le=65535)
     ready: Path = "/health"
+    devices: list[Annotated[str, AfterValidator(_device_name)]] = []
     device: Annotated[Literal["any"], BeforeValidator(_device)] = "any"
     scale: _ScaleTable = _ScaleTable()
     snapshot: bool | _SnapshotTable = True
     env: dict[str, str] = {}
+    secrets: list[Annotated[str, AfterValidator(_secret)]] = []
     limits: _LimitsTable = _LimitsTable()
     timeouts: _TimeoutsTable = _TimeoutsTable()
+
+    @field_validator("command", mode="after")
+    @classmethod
+    def _somebody_names_a_command(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        image = info.data.get("image")
+        if not value and not (image or "").startswith(_IMAGES_WITH_COMMANDS):
+            raise _problem("this key is required, unless an image of others names a command")
+        return value
+
+    @model_validator(mode="after")
+    def _weights_have_a_way(self) -> "_AppTable":
+        kept, server = self.snapshot, recognise(self.command)
+        if server is not None and server.kind == "nagara":  # maps them, or streams them
+            return self
+        if isinstance(kept, _SnapshotTable) and not kept.chosen(preset_of(self.command, self.env)):
+            raise _problem(
+                "snapshot.weights: of this server it is not known how to give its weights away; "
+                'say so in before and after steps, with "auto"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _env_names(self) -> "_AppTable":
@@ -225,6 +281,8 @@ class _AppTable(_Table):
                 raise _problem(f"env: {name!r} is not a name of an environment variable")
             if "\0" in value:
                 raise _problem(f"env: the value of {name} contains a zero byte")
+        if both := sorted(self.env.keys() & set(self.secrets)):
+            raise _problem(f"secrets: {both[0]} is in env as well")
         return self
 
 
@@ -332,6 +390,7 @@ def _unknown_key(table: str, key: str) -> str:
 def _to_app(name: str, table: _AppTable) -> App:
     server = recognise(table.command)
     canary = default_canary(server, table.ready)
+    scale = table.scale
     kept = table.snapshot if isinstance(table.snapshot, _SnapshotTable) else _SnapshotTable()
     if (chosen := kept.canary) is not None:
         asked = with_logprobs(server, chosen.path, chosen.body)
@@ -346,9 +405,11 @@ def _to_app(name: str, table: _AppTable) -> App:
         ready=table.ready,
         canary=canary,
         device=table.device,
+        devices=tuple(table.devices),
         env=tuple(sorted(table.env.items())),
+        secrets=tuple(dict.fromkeys(table.secrets)),
         limits=Limits(cpu=table.limits.cpu, memory_bytes=table.limits.memory),
-        scale=Scale(table.scale.min, table.scale.max, table.scale.concurrency, table.scale.idle),
+        scale=Scale(scale.min, scale.max, scale.concurrency, scale.idle, scale.buffer),
         timeouts=Timeouts(table.timeouts.start, table.timeouts.request, table.timeouts.queue),
         snapshot=table.snapshot is not False,
         hooks=kept.hooks(preset_of(table.command, table.env)),

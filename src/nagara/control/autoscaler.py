@@ -5,37 +5,42 @@
     desired  max(ceil(mean60(D) / (0.7 c)), ceil(mean2(D) / c)), within min..max
     present  ready plus starting replicas; draining ones are on their way out
 
-- While a request is held and no replica is ready, desired is at least ceil(D / c): nothing can
-  shorten the queue before a start has ended, so waiting for the mean would only lose time.
-- Without a request in the system nothing grows above `min`: past demand keeps replicas, it does
-  not bring any back.
+- While a request is held, desired is at least ceil(D / c): it found no place, and the means would
+  say so only seconds later. The same number is started at the moment the request comes.
+- Beside the replicas with work, `buffer` idle ones are kept while the app is in use.
+- A replica is brought back before a request that is due (`keepalive.pre_warm`).
+- Without a request in the system nothing else grows above `min`: past demand keeps replicas, it
+  does not bring any back.
 - Panic: mean2(D) >= 2 x ready capacity (one replica's when none is ready). No decrease for 60 s.
   A restarted control process begins in panic at the present count.
 - Keep-alive: the app keeps one replica until it had no request for `idle_s`.
-- Down: at most half per 30 s, starting ones first, then the longest idle; never one with work.
+- Down: to the most that was wanted within the last `hold_s`, at most half per 30 s, starting
+  ones first, then the longest idle; never one with work.
 - Without a demand figure nothing changes.
 """
 
 import math
 from dataclasses import dataclass, replace
 
+from nagara.control.keepalive import Warm
+
 TARGET = 0.7
 PANIC_FACTOR = 2.0
 PANIC_S = 60.0
 DECREASE_EVERY_S = 30.0
-AUTO_IDLE_S = 60.0
-AUTO_IDLE_STARTS = 10.0
-AUTO_IDLE_MAX_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The app's own bounds. `concurrency` is c."""
+    """The app's own bounds and what was learned of it. `concurrency` is c."""
 
     min: int
     max: int
     concurrency: int
     idle_s: float
+    buffer: int = 0
+    hold_s: float = 0.0
+    warm: Warm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class Memory:
 
     panic_until_s: float = float("-inf")
     decreased_s: float = float("-inf")
+    peaks: tuple[tuple[float, int], ...] = ()  # (when, desired) of the last `hold_s`, falling
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +84,14 @@ class Decision:
     reason: str = ""
 
 
-def auto_idle_s(cold_start_s: float | None) -> float:
-    """Keep-alive for `idle = "auto"`: ten of the app's starts, 60 s at least, 15 min at most.
-
-    The cheaper a start, the less is lost by folding early.
-    """
-    wanted_s = AUTO_IDLE_STARTS * (cold_start_s or 0.0)
-    return min(AUTO_IDLE_MAX_S, max(AUTO_IDLE_S, wanted_s))
-
-
 def after_restart(now_s: float) -> Memory:
     """The memory of a control process that has just taken over running replicas."""
     return Memory(panic_until_s=now_s + PANIC_S)
+
+
+def missing_now(rules: Rules, demand: int, present: int) -> int:
+    """Replicas to start at the moment a request has to be held; `demand` counts it."""
+    return max(0, min(rules.max, _ceil(demand / rules.concurrency)) - present)
 
 
 def decide(
@@ -107,7 +109,8 @@ def decide(
     capacity = max(1, ready) * rules.concurrency
     if demand.mean2 >= PANIC_FACTOR * capacity:
         memory = replace(memory, panic_until_s=now_s + PANIC_S)
-    desired, reason = _desired(rules, demand, ready, present)
+    desired, reason = _desired(rules, demand, replicas)
+    memory = replace(memory, peaks=_peaks(memory.peaks, now_s - rules.hold_s, now_s, desired))
     if desired > present:
         return Decision(desired, start=desired - present, reason=reason), memory
     if desired == present:
@@ -116,7 +119,9 @@ def decide(
         return Decision(present, reason="panic: no decrease"), memory
     if now_s < memory.decreased_s + DECREASE_EVERY_S:
         return Decision(present, reason="decreased less than 30 s ago"), memory
-    floor = max(desired, present // 2)
+    floor = max(memory.peaks[0][1], present // 2)
+    if floor >= present:
+        return Decision(present, reason=f"as many were wanted within {rules.hold_s:g} s"), memory
     cancel, drain = _spare(replicas, present - floor)
     if not cancel and not drain:
         return Decision(present, reason="every replica has work"), memory
@@ -124,19 +129,34 @@ def decide(
     return decision, replace(memory, decreased_s=now_s)
 
 
-def _desired(rules: Rules, demand: Demand, ready: int, present: int) -> tuple[int, str]:
+def _peaks(
+    peaks: tuple[tuple[float, int], ...], from_s: float, now_s: float, desired: int
+) -> tuple[tuple[float, int], ...]:
+    """The values since `from_s` that no later one has reached; the first is the highest."""
+    kept = tuple(peak for peak in peaks if peak[0] > from_s and peak[1] > desired)
+    return (*kept, (now_s, desired))
+
+
+def _desired(rules: Rules, demand: Demand, replicas: tuple[ReplicaView, ...]) -> tuple[int, str]:
+    present = len(replicas)
     if demand.now == 0 and demand.idle_s >= rules.idle_s:
+        warm = rules.warm
+        if warm is not None and warm.from_s <= demand.idle_s < warm.until_s:
+            return max(1, rules.min), "a request is due"
         return rules.min, f"no request for {rules.idle_s:g} s"
     long = _ceil(demand.mean60 / (TARGET * rules.concurrency))
     short = _ceil(demand.mean2 / rules.concurrency)
-    cold = _ceil(demand.now / rules.concurrency) if demand.held and not ready else 0
+    held = _ceil(demand.now / rules.concurrency) if demand.held else 0
     # Within the keep-alive time the app keeps one replica if it has one: the means reach zero
     # only after a minute of silence, and a longer keep-alive must outlast that.
     kept = 1 if present or demand.now else 0
-    wanted = max(long, short, cold, kept)
+    wanted = max(long, short, held, kept)
     if demand.now == 0:
         wanted = min(wanted, present)
-    reason = f"mean60 wants {long}, mean2 {short}, held requests {cold}"
+    if rules.buffer:
+        busy = sum(replica.running > 0 for replica in replicas)
+        wanted = max(wanted, max(busy, held) + rules.buffer)
+    reason = f"mean60 wants {long}, mean2 {short}, held requests {held}"
     return min(rules.max, max(rules.min, wanted)), reason
 
 

@@ -25,10 +25,12 @@ from nagara.contract.replica import (
     StartReport,
 )
 from nagara.control.app import App
+from nagara.control.occupancy import Use
 from nagara.control.service import CaptureStatus, Service
 from nagara.control.state import CaptureRecord, State
 from nagara.control.supply import Supply
 from nagara.control.tasks import surely
+from nagara.control.telemetry import Telemetry
 
 MAX_FAILURES = 2
 
@@ -48,6 +50,7 @@ class Captures:
         mounts: Callable[[App], tuple[ModelMount, ...]],
         clock: Clock,
         spawn: Spawn,
+        telemetry: Telemetry,
     ) -> None:
         self._node = node
         self._supply = supply
@@ -55,6 +58,7 @@ class Captures:
         self._mounts = mounts
         self._clock = clock
         self._spawn = spawn
+        self._telemetry = telemetry
         self._wanted: list[Service] = []
         self._current: tuple[Service, str, asyncio.Task[None]] | None = None
         self._is_cancelled = False
@@ -138,9 +142,11 @@ class Captures:
         name = f"{service.app.name}-capture-{secrets.token_hex(4)}"
         service.capture.state = "running"
         self._is_cancelled = False
+        now_s = self._clock.monotonic_s()
+        self._telemetry.occupancy.begin(name, service.app.name, Use.CAPTURE, now_s)
         task = self._spawn(partial(self._capture, service, service.app, name, lease), name)
         self._current = (service, name, task)
-        task.add_done_callback(partial(self._ended, service, service.app, lease))
+        task.add_done_callback(partial(self._ended, service, service.app, name, lease))
 
     def give_way(self) -> bool:
         """Cancels the capture for a request's sake. False if there is none to cancel."""
@@ -173,12 +179,14 @@ class Captures:
             spec = app.spec(self._mounts(app))
             report = await self._node.capture(CaptureOrder(name, lease, spec))
         except NagaraError as error:
-            report = CaptureReport(snapshot=None, reason=error.what)
+            report = CaptureReport(snapshot=None, reason=_without_secrets(app) + error.what)
         except asyncio.CancelledError:
             await asyncio.shield(self._make_sure(name, "stopped", "gave way"))
             raise
         state = "stopped" if report.snapshot is not None else "failed"
         await self._make_sure(name, state, report.reason)
+        outcome = "failed" if report.snapshot is None else "done"
+        self._telemetry.metrics.captures.add(app.name, outcome)
         await self._state.add_capture(app, CaptureRecord(name, service.version, report))
         if service.app.definition == app.definition:
             self._note(service.capture, name, report)
@@ -199,8 +207,11 @@ class Captures:
         await surely(partial(self._node.stop, name), f"{name}: cannot be stopped yet", self._clock)
         await self._state.set_replica(name, state, reason)
 
-    def _ended(self, service: Service, app: App, lease: Lease, task: asyncio.Task[None]) -> None:
+    def _ended(
+        self, service: Service, app: App, name: str, lease: Lease, task: asyncio.Task[None]
+    ) -> None:
         self._current = None
+        self._telemetry.slot_free(name)
         status = service.capture
         is_same = service.app.definition == app.definition
         if is_same and status.state in ("running", "failed"):
@@ -208,3 +219,13 @@ class Captures:
             status.state = "wanted"
             self._wanted.append(service)
         self._supply.release(lease)
+
+
+def _without_secrets(app: App) -> str:
+    """What may be the reason when a replica that is to be saved does not come up."""
+    if not app.secrets or app.rules.with_secrets:
+        return ""
+    return (
+        f"without {', '.join(app.secrets)}, as a replica that is saved is started "
+        '(snapshot.secrets = "allow" lets its snapshot hold secrets): '
+    )

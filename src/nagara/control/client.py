@@ -114,6 +114,25 @@ class ControlClient:
         replicas: list[dict[str, Any]] = self._call("GET", path)["replicas"]
         return replicas
 
+    def versions(self, app: str) -> list[dict[str, Any]]:
+        """The app's versions, newest first."""
+        path = f"/api/apps/{quote(app, safe='')}/versions"
+        versions: list[dict[str, Any]] = self._call("GET", path)["versions"]
+        return versions
+
+    def rollback(self, app: str, to: int | None = None) -> dict[str, Any]:
+        """Takes an earlier version into use again; the app after it."""
+        query = "" if to is None else f"?to={to}"
+        return self._call("POST", f"/api/apps/{quote(app, safe='')}/rollback{query}")
+
+    def usage(self) -> dict[str, Any]:
+        """What reserved slots were used for."""
+        return self._call("GET", "/api/usage")
+
+    def metrics(self) -> str:
+        """All figures in Prometheus's text format."""
+        return self._exchange("GET", "/metrics", None)[1].decode()
+
     def pool(self) -> dict[str, Any]:
         """The pool: its machines, its figures."""
         return self._call("GET", "/api/pool")

@@ -24,11 +24,14 @@ from nagara.contract.node import Node
 from nagara.contract.replica import ModelMount
 from nagara.control.api import Api
 from nagara.control.app_images import with_images
+from nagara.control.app_secrets import AppSecrets
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import KEY_FILE, Auth
 from nagara.control.client import CONTROL_FILE
-from nagara.control.database import Database
-from nagara.control.errors import ControlError
+from nagara.control.database import database_for
+from nagara.control.deployments import Deployments
+from nagara.control.errors import ControlError, StateLostError
+from nagara.control.figures_api import Figures
 from nagara.control.fleet import Fleet
 from nagara.control.gateway import Gateway
 from nagara.control.history import History
@@ -39,9 +42,10 @@ from nagara.control.nodewatch import NodeWatch
 from nagara.control.pool_record import PoolRecord
 from nagara.control.refusal import Refusal
 from nagara.control.scaling import Scaling
+from nagara.control.sql import Database
 from nagara.control.state import State
 from nagara.control.tasks import Tasks
-from nagara.control.traffic import Traffic
+from nagara.control.telemetry import Telemetry
 from nagara.control.watch_api import WatchApi
 from nagara.control.web_page import WebPage
 from nagara.pool.bootclock import BootClock
@@ -84,6 +88,8 @@ class Control:
         models: finds a model of the machine by name; must be quick; raises `NagaraError`.
         auth: "keys", or "off" to let anybody who reaches the address call the apps.
         drain_s: how long running requests may go on when it stops.
+        otlp: address of an OpenTelemetry collector that traces are sent to.
+        database: address of a PostgreSQL database; by default the state is a file in its folder.
     """
 
     def __init__(
@@ -99,6 +105,8 @@ class Control:
         auth: str = "keys",
         clock: Clock | None = None,
         drain_s: float = DRAIN_S,
+        otlp: str | None = None,
+        database: str | None = None,
     ) -> None:
         if auth not in ("keys", "off"):
             raise UsageError(f"auth must be 'keys' or 'off', not {auth!r}")
@@ -113,6 +121,9 @@ class Control:
         self._models = models
         self._is_open = auth == "off"
         self._drain_s = drain_s
+        self._database_url = database
+        self._is_lost = False
+        self._telemetry = Telemetry(self._clock, otlp)
         self._stopping = asyncio.Event()
         self._keep = False
 
@@ -135,9 +146,11 @@ class Control:
             UsageError: the app file is wrong.
         """
         apps = parse_apps(*app_file) if app_file is not None else ()
-        database = Database(self._state_dir)
+        database = database_for(self._state_dir, self._database_url)
+        database.on_lost = self._lost
         try:
-            await database.open()
+            if not await self._is_opened(database):
+                return
             state = State(database, self._clock)
             auth = Auth(self._state_dir, state, self._clock, is_open=self._is_open)
             await auth.load()
@@ -145,15 +158,23 @@ class Control:
                 async with asyncio.TaskGroup() as group:
                     tasks = Tasks(group)
                     pool = await self._pool(database)
-                    node = Machines(self._node, pool, self._nodes)
-                    fleet = Fleet(node, Lending(pool), state, self._models, self._clock, tasks)
+                    values = AppSecrets(self._state_dir).values
+                    node = Machines(self._node, pool, self._nodes, values)
+                    fleet = Fleet(
+                        *(node, Lending(pool), state, self._models, self._clock, tasks),
+                        self._telemetry,
+                    )
                     pool.on_lost, pool.on_room = fleet.lost, fleet.hand_on
-                    await fleet.begin()
+                    deployments = Deployments(fleet, node, state, self._clock)
+                    await deployments.begin()
                     named = [(app, fleet.mounts(app)) for app in apps]
                     for app in await with_images(self._node, named):
-                        await fleet.deploy(app, await state.put_app(app))
+                        await deployments.deploy(app)
                     history = History(database)
-                    await self._serve(group, fleet, node, pool, state, history, auth, ready)
+                    live = Live(fleet.services, self._telemetry, pool, history, self._clock)
+                    await self._serve(
+                        *(group, deployments, fleet, node, pool, state, live, auth, ready)
+                    )
             except BaseExceptionGroup as errors:
                 # A fault that a person can act upon comes as itself, not as a group of one.
                 only = errors.exceptions[0]
@@ -162,6 +183,32 @@ class Control:
                 raise
         finally:
             await database.close()
+        if self._is_lost:
+            raise StateLostError(
+                "another control process has taken the state over; this one has ended",
+                hint="nothing, if that was meant: it serves now, with the same replicas",
+            )
+
+    async def _is_opened(self, database: Database) -> bool:
+        """Opens the state, which may take until its writer is gone; False if asked to stop."""
+        opening = asyncio.ensure_future(database.open())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                await opening
+            return opening.done()
+        finally:
+            opening.cancel()
+            stopping.cancel()
+            await asyncio.gather(opening, stopping, return_exceptions=True)
+
+    def _lost(self) -> None:
+        """Another process is the writer: it has the replicas now, and this one must go."""
+        _log.error("the state's lease is lost; ending at once and leaving the replicas")
+        self._is_lost = True
+        self._drain_s = 0.0
+        self.stop(keep=True)
 
     async def _pool(self, database: Database) -> PoolService:
         record = PoolRecord(database)
@@ -173,16 +220,15 @@ class Control:
     async def _serve(
         self,
         group: asyncio.TaskGroup,
+        deployments: Deployments,
         fleet: Fleet,
         node: Machines,
         pool: PoolService,
         state: State,
-        history: History,
+        live: Live,
         auth: Auth,
         ready: Callable[[Ready], None],
     ) -> None:
-        traffic = Traffic()
-        live = Live(fleet.services, traffic, pool, history, self._clock)
         watch = NodeWatch(node, fleet, state, self._clock)
         await watch.take_over()
         pool.settle()
@@ -190,13 +236,17 @@ class Control:
         loops = [
             group.create_task(watch.listen(), name="listen to the node"),
             group.create_task(watch.compare_for_ever(), name="compare with the node"),
-            group.create_task(Scaling(fleet, self._clock).run(), name="scaling"),
+            group.create_task(
+                Scaling(fleet, self._clock, self._telemetry.metrics.decision_s).run(),
+                name="scaling",
+            ),
             group.create_task(live.run(), name="watching"),
         ]
-        gateway = Gateway(fleet.services, auth, fleet.broken, self._clock, traffic)
-        runner = _server(
-            gateway, Api(fleet, node, state, auth, pool, WatchApi(live, history)), WebPage()
-        )
+        tracing = group.create_task(self._telemetry.tracer.run(), name="traces")
+        gateway = Gateway(fleet.services, auth, fleet.broken, self._clock, self._telemetry)
+        figures = self._figures(fleet, pool)
+        api = Api(deployments, fleet, node, state, auth, pool, figures, WatchApi(live))
+        runner = _server(gateway, api, WebPage())
         await runner.setup()
         try:
             url = await self._listen(runner)
@@ -207,11 +257,16 @@ class Control:
             ready(Ready(url, key))
             await self._stopping.wait()
         finally:
+            gateway.is_ready = False
             live.close()
             await self._end(fleet, runner, loops)
             pooling.cancel()
-            await asyncio.wait([pooling])
+            tracing.cancel()
+            await asyncio.wait([pooling, tracing])
             await pool.close()
+
+    def _figures(self, fleet: Fleet, pool: PoolService) -> Figures:
+        return Figures(self._telemetry, fleet.services, pool)
 
     async def _listen(self, runner: web.ServerRunner) -> str:
         site = web.TCPSite(runner, self._host, self._port)

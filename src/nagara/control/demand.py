@@ -7,8 +7,12 @@ counted twice. Called from the gateway's tasks only.
 
 from collections import deque
 
+from nagara.control.autoscaler import Demand
+
 LONG_S = 60.0
 SHORT_S = 2.0
+LEAST_PAUSE_S = 1.0  # shorter ones say nothing about keeping a replica
+_PAUSES = 100
 _RESOLUTION_S = 0.1  # samples closer than this are merged: 1,200 of them cover the long window
 
 
@@ -25,6 +29,8 @@ class DemandWindow:
         self._area = 0.0  # request seconds up to _changed_s
         self._samples: deque[tuple[float, float]] = deque([(now_s, 0.0)])  # (time, area)
         self._idle_since_s = now_s
+        self._has_served = False
+        self.pauses_s: tuple[float, ...] = ()  # between an answer and the next request, the latest
 
     @property
     def now(self) -> int:
@@ -34,6 +40,10 @@ class DemandWindow:
     def enter(self, now_s: float) -> None:
         """A request has arrived."""
         self._advance(now_s)
+        pause_s = self.idle_s(now_s)
+        if self._has_served and pause_s >= LEAST_PAUSE_S:
+            self.pauses_s = (*self.pauses_s[1 - _PAUSES :], pause_s)
+        self._has_served = True
         self._demand += 1
 
     def leave(self, now_s: float) -> None:
@@ -53,6 +63,16 @@ class DemandWindow:
     def idle_s(self, now_s: float) -> float:
         """Seconds since the last request ended; zero while there is one."""
         return 0.0 if self._demand else max(0.0, now_s - self._idle_since_s)
+
+    def measured(self, held: int, now_s: float) -> Demand:
+        """What the autoscaler must know, with `held` of the requests waiting for a replica."""
+        return Demand(
+            now=self._demand,
+            held=held,
+            mean60=self.mean(LONG_S, now_s),
+            mean2=self.mean(SHORT_S, now_s),
+            idle_s=self.idle_s(now_s),
+        )
 
     def forget(self, now_s: float) -> None:
         """What was before counts no more, as if demand had been zero; the present one stays."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from nagara.base.clock import Clock
 from nagara.control.demand import DemandWindow
 from nagara.control.refusal import Refusal
+from nagara.control.tracing import Started
 from nagara.control.upstream import Upstream
 
 MAX_HELD = 1000
@@ -23,10 +24,23 @@ PROVEN_S = 30.0
 
 
 class Endpoint:
-    """One routed replica: its credits and the connections to it."""
+    """One routed replica: its credits and the connections to it.
+
+    Args:
+        turned: told True when the first request is given to it, False when its last has ended.
+        started: its start, for the traces of requests that waited for it.
+    """
 
     def __init__(
-        self, replica: str, upstream: Upstream, capacity: int, ready_s: float, start_s: float
+        self,
+        replica: str,
+        upstream: Upstream,
+        capacity: int,
+        ready_s: float,
+        start_s: float,
+        *,
+        turned: Callable[[bool], None] = lambda _: None,
+        started: Started | None = None,
     ) -> None:
         self.replica = replica
         self.upstream = upstream
@@ -35,6 +49,8 @@ class Endpoint:
         self.ready_s = ready_s  # monotonic, when it was routed
         self.start_s = start_s  # how long its start took
         self.idle_since_s = ready_s
+        self.started = started
+        self._turned = turned
         self.has_answered = False  # at least one request to its end; set by the gateway
         self._drained = asyncio.Event()
         self._is_open = True
@@ -61,11 +77,18 @@ class Endpoint:
         """Whether another request may be given to it."""
         return self._is_open and self.running < self.capacity
 
+    def take(self) -> None:
+        """A request is given to it."""
+        self.running += 1
+        if self.running == 1:
+            self._turned(True)
+
     def give_back(self, now_s: float) -> None:
         """One of its requests has ended."""
         self.running -= 1
         if self.running == 0:
             self.idle_since_s = now_s
+            self._turned(False)
             if not self._is_open:
                 self._drained.set()
 
@@ -146,7 +169,7 @@ class Dispatcher:
         if endpoint is None:
             endpoint = await self._hold(size_bytes, arrived_s, is_retry=is_retry)
         else:
-            endpoint.running += 1
+            endpoint.take()
         cold_s = endpoint.start_s if endpoint.ready_s > arrived_s else 0.0
         return Grant(endpoint, self._clock.monotonic_s() - arrived_s, cold_s)
 
@@ -239,5 +262,5 @@ class Dispatcher:
             endpoint = self._pick()
             if endpoint is None:
                 return
-            endpoint.running += 1
+            endpoint.take()
             self._queue.popleft().endpoint.set_result(endpoint)

@@ -6,6 +6,7 @@ NagaraError
 │   └── UnknownAppError  no such app (or replica) is deployed
 └── ControlError         the control process or its state
     ├── StateBusyError       another control process owns the state folder
+    ├── StateLostError       another control process has taken the state over
     ├── NotRunningError      no control process can be reached
     └── NotAuthorisedError   the token or key is missing or wrong
 """
@@ -33,6 +34,10 @@ class ControlError(NagaraError):
 
 class StateBusyError(ControlError):
     """Two control processes on one state folder would undo each other's work."""
+
+
+class StateLostError(ControlError):
+    """This process may write no longer: its lease of the state was not renewed in time."""
 
 
 class NotRunningError(ControlError):

@@ -13,25 +13,30 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 
 from nagara.base.clock import Clock
 from nagara.base.errors import NagaraError
-from nagara.base.spans import Waterfall, with_unaccounted
+from nagara.base.spans import Waterfall
 from nagara.contract.node import Node
 from nagara.contract.replica import ModelMount, ReplicaStatus, StartOrder, StartReport
 from nagara.control.app import App
-from nagara.control.autoscaler import Memory, after_restart
+from nagara.control.autoscaler import after_restart
 from nagara.control.captures import Captures
 from nagara.control.dispatch import Dispatcher, Endpoint
+from nagara.control.draining import Draining
 from nagara.control.lending import Lending
+from nagara.control.occupancy import Use
 from nagara.control.refusal import Refusal
 from nagara.control.replicas import Replica, ReplicaEvent, ReplicaState
-from nagara.control.service import Service, longest_idle
+from nagara.control.rollout import give_way, roll
+from nagara.control.service import SHORT_PAUSE_S, Service, longest_idle
+from nagara.control.start_record import failed, succeeded
 from nagara.control.state import StartRecord, State
 from nagara.control.supply import NoSupplyError, Supply
 from nagara.control.tasks import Tasks, surely
+from nagara.control.telemetry import Telemetry, started
+from nagara.control.tracing import Started
 from nagara.control.upstream import Upstream
 from nagara.pool.actions import Lost
 from nagara.pool.lease import same_grant
@@ -57,6 +62,7 @@ class Fleet:
         models: Callable[[str], ModelMount],
         clock: Clock,
         tasks: Tasks,
+        telemetry: Telemetry,
     ) -> None:
         self.services: dict[str, Service] = {}
         self._node = node
@@ -64,22 +70,19 @@ class Fleet:
         self._models = models
         self._clock = clock
         self._tasks = tasks
+        self._telemetry = telemetry
         self._supply = Supply(lending, self._freeing, self._make_room)
         self.hand_on = self._supply.hand_on  # slots may have become free
         self._lending = lending
-        self.captures = Captures(node, self._supply, state, self.mounts, clock, self._tasks.spawn)
+        self.captures = Captures(
+            *(node, self._supply, state, self.mounts, clock, tasks.spawn, telemetry)
+        )
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._all: dict[str, tuple[Service, Replica]] = {}
-        self._draining: dict[str, Endpoint] = {}
+        self._draining = Draining()
         self._stopping: set[str] = set()
 
     # -- life of the fleet -----------------------------------------------------------------
-
-    async def begin(self) -> None:
-        """Loads the deployed apps. Replicas of an earlier process are then given to `adopt`."""
-        for deployed in await self._state.apps():
-            service = self._new_service(deployed.app, deployed.version)
-            await self.captures.load(service)
 
     async def end(self, *, keep: bool, drain_s: float) -> None:
         """Folds everything, or with `keep` leaves ready replicas to a later process.
@@ -94,11 +97,11 @@ class Fleet:
                     self.drain(service, name)
         if keep:
             await self._quiet(drain_s)
-        cutting = asyncio.get_running_loop().call_later(drain_s, self._cut_all)
+        cutting = asyncio.get_running_loop().call_later(drain_s, self._draining.cut_all)
         await self.captures.end()
         for service in services:
             if not keep:
-                await self._end_replicas(service, keep_starts=False)
+                await self.end_replicas(service, keep_starts=False)
         cutting.cancel()
         await self._tasks.end()
         for service in services:
@@ -114,46 +117,38 @@ class Fleet:
                 ):
                     await asyncio.sleep(0.02)
 
-    def _cut_all(self) -> None:
-        for endpoint in self._draining.values():
-            endpoint.cut()
-
     # -- apps ------------------------------------------------------------------------------
 
-    async def deploy(self, app: App, version: int) -> Service:
-        """Takes an app's new version into use; replicas of another definition are drained."""
-        service = self.services.get(app.name)
-        if service is None:
-            service = self._new_service(app, version)
-            await self.captures.load(service)
-            return service
-        is_same = service.app.definition == app.definition
-        service.app, service.version = app, version
-        self._lending.expect(app)
-        service.failures.count = 0
-        await self.captures.redeployed(service, is_same=is_same)
-        if is_same:
-            service.dispatcher.set_capacity(app.scale.concurrency)
-        else:
-            service.recent_starts_s.clear()
-            for name in list(service.replicas):
-                self.cancel(service, name)
-                self.drain(service, name)
-        self._nudge(service)
+    def add(self, app: App, version: int) -> Service:
+        """An app that was not deployed until now."""
+        service: Service
+        want, failed = (lambda: self._want(service)), (lambda: service.failures.reason)
+        dispatcher = Dispatcher(self._clock, want, lambda: service.queue_s(), failed)
+        service = Service(app, version, dispatcher)
+        self.services[app.name] = service
+        self.expect(app)
         return service
 
-    async def fold(self, service: Service) -> None:
-        """Drains and ends the app's present replicas; returns when they have gone.
+    def expect(self, app: App) -> None:
+        """The app's replicas will want slots."""
+        self._lending.expect(app)
 
-        Only requests from now on start it again: the demand of before is met. A start that held
-        requests wait for is not a present replica.
-        """
-        service.dispatcher.demand.forget(self._clock.monotonic_s())
-        service.memory = Memory()
-        is_awaited = service.dispatcher.held > 0
-        await self._end_replicas(service, keep_starts=is_awaited)
+    def forget(self, app: str) -> None:
+        """The app is gone."""
+        self._telemetry.occupancy.forget(app)
 
-    async def _end_replicas(self, service: Service, *, keep_starts: bool) -> None:
+    def roll(self, service: Service) -> None:
+        """One step from an earlier version's replicas to those of the present one."""
+        now_s = self._clock.monotonic_s()
+        step = roll(service.roll_target, *service.current(), service.outdated(now_s))
+        for name in step.drain:
+            self.drain(service, name)
+        if service.failures.left_s(now_s) <= 0:
+            for _ in range(step.start if not service.failures.count else min(1, step.start)):
+                self.start(service)
+
+    async def end_replicas(self, service: Service, *, keep_starts: bool) -> None:
+        """Drains and ends the app's replicas; returns when they have gone."""
         kept = {
             name
             for name, replica in service.replicas.items()
@@ -167,30 +162,9 @@ class Fleet:
             service.gone.clear()
             await service.gone.wait()
 
-    async def delete(self, service: Service) -> None:
-        """Ends the app and removes what the machine and the state keep of it."""
-        app = service.app
-        del self.services[app.name]
-        refusal = Refusal(404, f"the app {app.name!r} was deleted", code="not_found")
-        service.dispatcher.close(refusal)
-        await self.captures.drop(service)
-        await self._end_replicas(service, keep_starts=False)
-        forget = partial(self._node.forget_app, app.tenant, app.name)
-        await surely(forget, f"{app.name}: cannot be deleted yet", self._clock)
-        await self._state.delete_app(app.tenant, app.name)
-
     def mounts(self, app: App) -> tuple[ModelMount, ...]:
         """The app's models as this machine has them; raises `NagaraError` for a missing one."""
         return tuple(self._models(name) for name in app.models)
-
-    def _new_service(self, app: App, version: int) -> Service:
-        service: Service
-        want, failed = (lambda: self._want(service)), (lambda: service.failures.reason)
-        dispatcher = Dispatcher(self._clock, want, lambda: service.queue_s(), failed)
-        service = Service(app, version, dispatcher)
-        self.services[app.name] = service
-        self._lending.expect(app)
-        return service
 
     # -- orders ----------------------------------------------------------------------------
 
@@ -219,6 +193,8 @@ class Fleet:
         if replica.state is _S.READY:
             replica.on(ReplicaEvent.DRAIN)
             endpoint = service.dispatcher.remove(name)
+            if endpoint is not None and not endpoint.running:
+                self._telemetry.slot_turned(service, replica, is_busy=False)
             self._tasks.spawn(partial(self._retire, service, replica, endpoint), f"drain {name}")
 
     def broken(self, app: str, name: str, reason: str) -> None:
@@ -228,22 +204,24 @@ class Fleet:
         if service is not None and replica is not None and replica.state is _S.READY:
             self._note_early_end(service, name, f"{name}: {reason}")
             self.drain(service, name)
-            self._nudge(service)
+            self.nudge(service)
 
     # -- starting --------------------------------------------------------------------------
 
     def _want(self, service: Service) -> Refusal | None:
-        """A request is about to be held: one replica must be coming, or say why none can."""
-        if service.is_coming:
-            return None
+        """A request is about to be held: enough replicas must be coming, or say why none can."""
         now_s = self._clock.monotonic_s()
+        if service.is_coming:
+            for _ in range(service.starts_at_once(now_s)):
+                self.start(service)
+            return None
         left_s = service.failures.left_s(now_s)
         if left_s > 0:
             return service.cannot_start(left_s)
         self.start(service)
         return None
 
-    def _nudge(self, service: Service) -> None:
+    def nudge(self, service: Service) -> None:
         """Sees to it that held requests have something to wait for, or are told that not."""
         if service.dispatcher.held:
             refusal = self._want(service)
@@ -258,6 +236,7 @@ class Fleet:
                 dispatcher = service.dispatcher
                 may_evict = dispatcher.held > 0 and not dispatcher.endpoints
                 replica.lease = await self._supply.claim(replica.app, may_evict=may_evict)
+                self._telemetry.slot_reserved(replica, Use.STARTING)
                 await self._supply.durable()
                 await self._state.add_replica(
                     replica.name, replica.app, replica.lease, state=replica.state, purpose="serve"
@@ -275,48 +254,45 @@ class Fleet:
             if replica.lease is not None:
                 await asyncio.shield(self._end_cancelled(replica))
             raise
-        self._route(service, replica, waterfall.elapsed_s())
         total_s = waterfall.elapsed_s()
         waterfall.add(report.stages)
-        await self._record_start(service, replica, report, waterfall, total_s, started_s)
+        record = succeeded(replica, report, waterfall, total_s, started_s)
+        self._route(service, replica, total_s, started(record))
+        await self._record_start(service, replica, report, record)
 
-    def _route(self, service: Service, replica: Replica, start_s: float) -> None:
+    def _route(self, service: Service, replica: Replica, start_s: float, start: Started) -> None:
         replica.on(ReplicaEvent.READY)
         replica.ready_s = self._clock.monotonic_s()
         if replica.lease is not None:
             self._lending.ready(replica.lease)
         service.recent_starts_s.append(start_s)
-        service.dispatcher.add(self._endpoint(service, replica.name, replica.ready_s, start_s))
+        self._add_endpoint(service, replica, start_s, start)
+        self.roll(service)
 
-    def _endpoint(self, service: Service, name: str, ready_s: float, start_s: float) -> Endpoint:
-        upstream = Upstream(partial(self._node.dial, name))
-        return Endpoint(name, upstream, service.app.scale.concurrency, ready_s, start_s)
+    def _add_endpoint(
+        self, service: Service, replica: Replica, start_s: float, start: Started | None
+    ) -> None:
+        assert replica.ready_s is not None
+        endpoint = Endpoint(
+            replica.name, Upstream(partial(self._node.dial, replica.name)),
+            service.app.scale.concurrency, replica.ready_s, start_s,
+            turned=partial(self._telemetry.slot_turned, service, replica), started=start,
+        )  # fmt: skip
+        service.dispatcher.add(endpoint)
+        if not endpoint.running:
+            self._telemetry.slot_turned(service, replica, is_busy=False)
 
     async def _record_start(
-        self,
-        service: Service,
-        replica: Replica,
-        report: StartReport,
-        waterfall: Waterfall,
-        total_s: float,
-        started_s: float,
+        self, service: Service, replica: Replica, report: StartReport, record: StartRecord
     ) -> None:
         self.captures.started(service, replica.app, report)
-        stages = with_unaccounted(waterfall.stages(), total_s)
-        record = StartRecord(
-            *(replica.name, replica.app.tenant, replica.app.name, report.kind, stages, total_s),
-            started_s=started_s,
-            fallback=report.fallback,
-            snapshot=report.snapshot,
-            files=None if report.files is None else asdict(report.files),
-            host=report.host,
-        )
+        self._telemetry.start_ends(record)
         await self._state.add_start(record)
         if replica.state is _S.READY:
             await self._state.set_replica(replica.name, _S.READY)
         if report.fallback:
             _log.warning("%s: started plainly: %s", replica.name, report.fallback)
-        _log.info("%s: %s start took %.2f s", replica.name, report.kind, total_s)
+        _log.info("%s: %s start took %.2f s", replica.name, report.kind, record.total_s)
 
     async def _start_failed(
         self,
@@ -334,20 +310,21 @@ class Fleet:
         service.failures.note(reason, self._clock.monotonic_s())
         if replica.lease is not None:
             self._lending.failed(replica.lease, replica.app, reason)
-        self._nudge(service)
+        self.nudge(service)
         # Its end must be certain before another gets the slot, also if the node was unreachable.
         await self._stop_surely(replica.name)
         await self._state.set_replica(replica.name, _S.FAILED, reason)
-        stages = with_unaccounted(waterfall.stages(), total_s)
-        record = StartRecord(
-            *(replica.name, replica.app.tenant, replica.app.name, None, stages),
-            total_s=total_s,
-            started_s=started_s,
-            error=reason,
-        )
+        record = failed(replica, reason, waterfall, total_s, started_s)
+        self._telemetry.start_ends(record)
         await self._state.add_start(record)
 
     def _no_supply(self, service: Service, error: NoSupplyError) -> None:
+        now_s = self._clock.monotonic_s()
+        service.short_until_s = now_s + SHORT_PAUSE_S
+        for name in give_way(service.outdated(now_s)):
+            self.drain(service, name)
+            self.start(service)
+            return
         if not service.is_coming:
             said, after_s = f"{error.what}: {error.hint}", error.retry_after_s
             refusal = Refusal(503, said, code="no_supply", retry_after_s=after_s)
@@ -370,7 +347,7 @@ class Fleet:
         if endpoint is not None:
             if replica.state is _S.DRAINING:
                 await self._state.set_replica(replica.name, _S.DRAINING)
-                await self._drained(endpoint, service.app.timeouts.request_s)
+                await self._draining.wait(endpoint, service.app.timeouts.request_s)
             await endpoint.upstream.close()
         if replica.state is _S.DRAINING:
             replica.on(ReplicaEvent.DRAINED)
@@ -380,19 +357,6 @@ class Fleet:
         await self._state.set_replica(replica.name, replica.state)
         self._gone(service, replica)
 
-    async def _drained(self, endpoint: Endpoint, limit_s: float) -> None:
-        self._draining[endpoint.replica] = endpoint
-        try:
-            async with asyncio.timeout(limit_s):
-                await endpoint.drained()
-        except TimeoutError:
-            _log.warning(
-                "%s: %d requests still run after %g s of draining; cutting them off",
-                endpoint.replica, endpoint.running, limit_s,
-            )  # fmt: skip
-        finally:
-            del self._draining[endpoint.replica]
-
     async def _stop_surely(self, name: str) -> None:
         """Returns when the node has confirmed that the replica has ended."""
         await surely(partial(self._node.stop, name), f"{name}: cannot be stopped yet", self._clock)
@@ -400,6 +364,7 @@ class Fleet:
     def _gone(self, service: Service, replica: Replica) -> None:
         service.replicas.pop(replica.name, None)
         self._all.pop(replica.name, None)
+        self._telemetry.slot_free(replica.name)
         if replica.lease is not None:
             self._supply.release(replica.lease)
             replica.lease = None
@@ -441,17 +406,19 @@ class Fleet:
     def adopt(self, status: ReplicaStatus) -> bool:
         """Routes a replica that an earlier control process left, if it fits."""
         service = self.services.get(status.app)
-        if service is None or not service.fits(status):
-            return False
-        if not self._supply.adopt(status.lease, service.app):
+        app = None if service is None else service.version_of(status)
+        if service is None or app is None or not self._supply.adopt(status.lease, app):
             return False
         now_s = self._clock.monotonic_s()
-        replica = Replica(status.replica, service.app, status.lease)
+        replica = Replica(status.replica, app, status.lease)
         replica.on(ReplicaEvent.READY)
         replica.ready_s = now_s
         self._register(service, replica)
-        service.dispatcher.add(self._endpoint(service, replica.name, now_s, 0.0))
+        self._telemetry.slot_reserved(replica, Use.KEEP_ALIVE)
+        self._add_endpoint(service, replica, 0.0, None)
         service.memory = after_restart(now_s)
+        if app.definition != service.app.definition:
+            service.roll_target += 1  # the change of versions that was under way goes on
         return True
 
     def lost(self, lost: Lost) -> None:
@@ -460,7 +427,7 @@ class Fleet:
             if same_grant(replica.lease, lost.lease):
                 self.cancel(service, name)
                 self.ended(name, None)
-                self._nudge(service)
+                self.nudge(service)
 
     def stop_unknown(self, name: str) -> None:
         """Ends a replica that nobody ordered, or that nobody remembers."""
@@ -489,9 +456,9 @@ class Fleet:
             self._note_early_end(service, name, f"{name} {how}")
             endpoint = service.dispatcher.remove(name)
             self._tasks.spawn(partial(self._retire, service, replica, endpoint), f"bury {name}")
-            self._nudge(service)
-        elif name in self._draining:
-            self._draining[name].cut()
+            self.nudge(service)
+        else:
+            self._draining.cut(name)
 
     def _note_early_end(self, service: Service, name: str, reason: str) -> None:
         """An end before the app has proven that it can run is a failed start."""

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
 from yarl import URL
 
 from nagara.base.clock import Clock
@@ -33,7 +34,9 @@ from nagara.control.routing import (
     check_path,
     target_of_path,
 )
-from nagara.control.traffic import TokenTally, Traffic
+from nagara.control.telemetry import Telemetry
+from nagara.control.token_tally import TokenTally
+from nagara.control.tracing import Span
 from nagara.control.upstream import DialError
 from nagara.control.web_page import APART
 from nagara.control.websocket import relay_websocket
@@ -42,8 +45,10 @@ MAX_ROUTED_BODY_BYTES = 64 * 2**20
 _HELD_BODY_BYTES = 128 * 1024  # what a held request's unread body may occupy in buffers
 _PIECE_BYTES = 256 * 1024
 _TRIES = 3
+_CLIENT_WENT = 499  # in figures and traces only
 
 _log = logging.getLogger(__name__)
+_access = logging.getLogger("nagara.access")
 
 
 class Service(Protocol):
@@ -66,6 +71,9 @@ class _Call:
     arrived_s: float
     body: bytes | None = None  # read and perhaps rewritten; None streams the client's
     is_key_ours: bool = True
+    replica: str = ""  # the one that was asked last
+    queue_s: float = 0.0
+    span: Span | None = None
 
 
 class Gateway:
@@ -75,7 +83,6 @@ class Gateway:
         services: the deployed apps by name, read at each request.
         broken: told when a replica could not be reached, with the reason.
         clock: for the waiting times in the answers' headers.
-        traffic: counts what passes.
     """
 
     def __init__(
@@ -84,13 +91,14 @@ class Gateway:
         auth: Auth,
         broken: Callable[[str, str, str], None],
         clock: Clock,
-        traffic: Traffic,
+        telemetry: Telemetry,
     ) -> None:
+        self._telemetry = telemetry
+        self.is_ready = True  # told at /readyz; False while control stops
         self._services = services
         self._auth = auth
         self._broken = broken
         self._clock = clock
-        self._traffic = traffic
 
     def app_of_host(self, request: web.BaseRequest) -> str | None:
         """The deployed app that the request's host name means."""
@@ -102,12 +110,30 @@ class Gateway:
         arrived_s = self._clock.monotonic_s()
         try:
             call = await self._route(request, arrived_s)
-            if isinstance(call, web.Response):
-                return call
-            return await self._serve(call)
         except Refusal as refusal:
-            waited_ms = 1000 * (self._clock.monotonic_s() - arrived_s)
-            return refusal.response({hop.QUEUE: f"{waited_ms:.1f}", hop.COLD_START: "0"})
+            return self._refused(refusal, arrived_s)
+        if isinstance(call, web.Response):
+            return call
+        path = request.raw_path.partition("?")[0]
+        given = request.headers.get("traceparent")
+        call.span = self._telemetry.request_begins(request.method, path, given)
+        status = _CLIENT_WENT
+        try:
+            try:
+                response = await self._serve(call)
+            except Refusal as refusal:
+                response = self._refused(refusal, arrived_s)
+            status = response.status
+            return response
+        finally:
+            total_s = self._clock.monotonic_s() - arrived_s
+            self._telemetry.request_ends(call.span, call.target.app, status, total_s, call.replica)
+            if _access.isEnabledFor(logging.INFO):
+                _write_access(call, path, status, total_s)
+
+    def _refused(self, refusal: Refusal, arrived_s: float) -> web.Response:
+        waited_ms = 1000 * (self._clock.monotonic_s() - arrived_s)
+        return refusal.response({hop.QUEUE: f"{waited_ms:.1f}", hop.COLD_START: "0"})
 
     # -- which app -------------------------------------------------------------------------
 
@@ -115,6 +141,10 @@ class Gateway:
         raw_path = request.raw_path
         if raw_path == "/healthz":
             return web.Response(text="ok\n")
+        if raw_path == "/readyz":
+            if self.is_ready:
+                return web.Response(text="ready\n")
+            return web.Response(status=503, text="not ready\n")
         key = bearer(request.headers.get("Authorization"))
         is_key_ours = self._auth.knows(key)
         if not (is_key_ours or self._auth.is_open):
@@ -174,34 +204,32 @@ class Gateway:
     async def _serve(self, call: _Call) -> web.StreamResponse:
         """Holds the request until it has a credit, then sends it; again if it never left."""
         dispatcher = call.service.dispatcher
-        traffic = self._traffic.of(call.service.app.name)
-        traffic.arrived += 1
-        status = 500
         dispatcher.demand.enter(call.arrived_s)
         try:
             for attempt in range(_TRIES):
                 grant = await dispatcher.acquire(
                     _held_bytes(call), arrived_s=call.arrived_s, is_retry=attempt > 0
                 )
+                call.replica, call.queue_s = grant.endpoint.replica, grant.queue_s
+                started = grant.endpoint.started if grant.cold_start_s else None
+                span = self._telemetry.request_is_sent(
+                    call.span, call.target.app, grant.queue_s, started
+                )
                 try:
-                    response = await self._send(call, grant)
-                    status = response.status
-                    grant.endpoint.has_answered |= status < 500
+                    response = await self._send(call, grant, span)
+                    grant.endpoint.has_answered |= response.status < 500
                     return response
                 except DialError as error:
                     _log.warning("%s: %s", grant.endpoint.replica, error)
                     self._broken(call.target.app, grant.endpoint.replica, error.what)
                 finally:
+                    self._telemetry.tracer.end(span)
                     dispatcher.release(grant.endpoint)
             raise Refusal(503, "no replica could be reached", code="unreachable", retry_after_s=1.0)
-        except asyncio.CancelledError:
-            status = 499  # the client has gone: nobody's fault here
-            raise
         finally:
             dispatcher.demand.leave(self._clock.monotonic_s())
-            traffic.failed += status == 429 or status >= 500
 
-    async def _send(self, call: _Call, grant: Grant) -> web.StreamResponse:
+    async def _send(self, call: _Call, grant: Grant, span: Span | None) -> web.StreamResponse:
         request = call.request
         if call.body is None and request.body_exists and request.content.is_eof():
             # Small bodies are here already: they go out in one piece with their headers.
@@ -220,6 +248,8 @@ class Gateway:
             has_new_body=call.body is not None,
             is_websocket=is_websocket,
         )
+        if span is not None:
+            headers["traceparent"] = span.traceparent
         url = URL(f"http://{grant.endpoint.replica}{call.target.path}", encoded=True)
         session = grant.endpoint.upstream.session
         if is_websocket:
@@ -254,19 +284,17 @@ class Gateway:
                     request.method, url, headers=headers, data=data, allow_redirects=False
                 ) as answer,
             ):
-                response = web.StreamResponse(
-                    status=answer.status,
-                    reason=answer.reason,
-                    headers=hop.response_headers(answer.headers, own),
-                )
+                response = _begun(request, answer, hop.response_headers(answer.headers, own))
                 if call.target.prefix and answer.content_type == "text/html":
                     response.headers.add("Content-Security-Policy", APART)
+                tally = self._telemetry.tally(call.target.app, TokenTally(answer.headers))
                 await response.prepare(request)
-                traffic = self._traffic.of(call.service.app.name)
-                tally = TokenTally(answer.headers)
-                async for piece in answer.content.iter_any():
-                    traffic.tokens += tally.take(piece)
-                    await response.write(piece)
+                if isinstance(response, web.Response):
+                    tally(response.body if isinstance(response.body, bytes) else b"")
+                else:
+                    async for piece in answer.content.iter_any():
+                        tally(piece)
+                        await response.write(piece)
                 await response.write_eof()
                 return response
         except TimeoutError as error:
@@ -276,6 +304,29 @@ class Gateway:
             what = f"the replica broke off: {error or type(error).__name__}"
             failure = Refusal(502, what, code="replica_failed")
             return _fail(request, response, failure, own, error)
+
+
+def _begun(
+    request: web.BaseRequest, answer: aiohttp.ClientResponse, headers: CIMultiDict[str]
+) -> web.StreamResponse:
+    """The client's answer: whole, if all of a small one is here already, so that it goes out in
+    one piece with its headers; else one whose body is still to be passed on."""
+    body = b""
+    if request.method != "HEAD" and answer.content.is_eof() and answer.content_length:
+        body = answer.content.read_nowait()
+    if body:
+        return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=body)
+    return web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
+
+
+def _write_access(call: _Call, path: str, status: int, total_s: float) -> None:
+    method, app = call.request.method, call.target.app
+    fields = {
+        "app": app, "status": status, "replica": call.replica, "method": method, "path": path,
+        "duration_ms": round(1000 * total_s, 1), "queue_ms": round(1000 * call.queue_s, 1),
+        **({} if call.span is None else {"trace_id": call.span.trace_id}),
+    }  # fmt: skip
+    _access.info("%s %s %d", method, path, status, extra={"fields": fields})
 
 
 def _fail(

@@ -4,13 +4,22 @@ Reads only. Called from the loop; each method is one look into the database.
 """
 
 import json
-import sqlite3
 from typing import Any
 
-from nagara.control.database import Database
+from nagara.control.sql import Database, Row, Sql
 
 PAGE_ROWS = 100
 MAX_ROWS = 1000
+
+_CAPTURES = (
+    "SELECT captures.app, replica, captures.version, snapshot, reason, memory_bytes, layer_bytes,"
+    " elapsed_s, finished_s, captures.definition = versions.definition AS is_present"
+    " FROM captures JOIN apps ON apps.tenant = captures.tenant AND apps.app = captures.app"
+    " JOIN versions ON versions.tenant = apps.tenant AND versions.app = apps.app"
+    " AND versions.version = apps.version"
+)
+_OF_APP = " WHERE captures.app = ?"
+_NEWEST = " ORDER BY finished_s DESC, captures.rowid DESC LIMIT ?"
 
 
 class History:
@@ -24,12 +33,12 @@ class History:
     ) -> list[dict[str, Any]]:
         """Starts that ended, the latest first; `before` is the `id` to go on from."""
 
-        def act(db: sqlite3.Connection) -> list[dict[str, Any]]:
+        def act(db: Sql) -> list[dict[str, Any]]:
+            wanted, values = _where(app=app, before=before)
             rows = db.execute(
-                "SELECT rowid AS id, * FROM starts"
-                " WHERE (? IS NULL OR app = ?) AND (? IS NULL OR rowid < ?)"
-                " ORDER BY rowid DESC LIMIT ?",
-                (app, app, before, before, limit),
+                # Made of the names below, not of a request.
+                f"SELECT rowid AS id, * FROM starts{wanted} ORDER BY rowid DESC LIMIT ?",  # noqa: S608
+                (*values, limit),
             )
             return [_start(row) for row in rows]
 
@@ -41,7 +50,7 @@ class History:
         Numbers are given again after an app and its starts were deleted: then it is the latest.
         """
 
-        def act(db: sqlite3.Connection) -> list[dict[str, Any]]:
+        def act(db: Sql) -> list[dict[str, Any]]:
             last = db.execute("SELECT max(rowid) FROM starts").fetchone()[0] or 0
             rows = db.execute(
                 "SELECT rowid AS id, * FROM starts WHERE rowid > ? ORDER BY rowid LIMIT ?",
@@ -54,7 +63,7 @@ class History:
     async def replicas(self, app: str, limit: int = PAGE_ROWS) -> list[dict[str, Any]]:
         """The app's replicas, living and ended."""
 
-        def act(db: sqlite3.Connection) -> list[dict[str, Any]]:
+        def act(db: Sql) -> list[dict[str, Any]]:
             rows = db.execute(
                 "SELECT replica, app, purpose, slot, epoch, state, reason, created_s, changed_s"
                 " FROM replicas WHERE app = ? ORDER BY created_s DESC, rowid DESC LIMIT ?",
@@ -67,25 +76,25 @@ class History:
     async def captures(self, app: str | None = None) -> list[dict[str, Any]]:
         """Attempts to make snapshots; `is_present` for those of the app's present definition."""
 
-        def act(db: sqlite3.Connection) -> list[dict[str, Any]]:
+        def act(db: Sql) -> list[dict[str, Any]]:
             rows = db.execute(
-                "SELECT captures.app, replica, captures.version, snapshot, reason, memory_bytes,"
-                " layer_bytes, elapsed_s, finished_s,"
-                " captures.definition = versions.definition AS is_present"
-                " FROM captures JOIN apps ON apps.tenant = captures.tenant"
-                " AND apps.app = captures.app"
-                " JOIN versions ON versions.tenant = apps.tenant AND versions.app = apps.app"
-                " AND versions.version = apps.version"
-                " WHERE (? IS NULL OR captures.app = ?)"
-                " ORDER BY finished_s DESC, captures.rowid DESC LIMIT ?",
-                (app, app, MAX_ROWS),
+                _CAPTURES + ("" if app is None else _OF_APP) + _NEWEST,
+                (MAX_ROWS,) if app is None else (app, MAX_ROWS),
             )
             return [{**dict(row), "is_present": bool(row["is_present"])} for row in rows]
 
         return await self._database.run(act)
 
 
-def _start(row: sqlite3.Row) -> dict[str, Any]:
+def _where(*, app: str | None = None, before: int | None = None) -> tuple[str, tuple[Any, ...]]:
+    """The condition of what is asked for, and its values."""
+    given = [("app = ?", app), ("rowid < ?", before)]
+    parts = [text for text, value in given if value is not None]
+    values = tuple(value for _, value in given if value is not None)
+    return (f" WHERE {' AND '.join(parts)}" if parts else ""), values
+
+
+def _start(row: Row) -> dict[str, Any]:
     """A row with what is kept as JSON read."""
     read = {key: row[key] and json.loads(row[key]) for key in ("stages", "files", "host")}
-    return {**dict(row), **read}
+    return {**{key: row[key] for key in row.keys() if key != "seq"}, **read}  # noqa: SIM118

@@ -19,7 +19,7 @@ from nagara.base.errors import NagaraError
 from nagara.control.history import History
 from nagara.control.replicas import ReplicaState
 from nagara.control.service import Service
-from nagara.control.traffic import AppTraffic, Traffic
+from nagara.control.telemetry import Telemetry
 from nagara.pool.service import PoolService
 
 EVERY_S = 1.0
@@ -47,6 +47,29 @@ class Sample:
     leased: int
 
 
+@dataclass(slots=True)
+class _Counted:
+    """One app's answered requests, failed ones among them, and tokens."""
+
+    answered: float = 0.0
+    failed: float = 0.0  # with 429 or 5xx
+    tokens: float = 0.0
+
+    def since(self, before: "_Counted") -> "_Counted":
+        return _Counted(
+            self.answered - before.answered,
+            self.failed - before.failed,
+            self.tokens - before.tokens,
+        )
+
+
+def _rates(news: _Counted, elapsed_s: float) -> dict[str, float]:
+    return {
+        "requests_s": round(news.answered / elapsed_s, 2),
+        "tokens_s": round(news.tokens / elapsed_s, 1),
+    }
+
+
 class Live:
     """The watcher of one control process.
 
@@ -57,19 +80,18 @@ class Live:
     def __init__(
         self,
         services: Mapping[str, Service],
-        traffic: Traffic,
+        telemetry: Telemetry,
         pool: PoolService,
         history: History,
         clock: Clock,
     ) -> None:
         self._services = services
-        self._traffic = traffic
+        self._metrics = telemetry.metrics
         self._pool = pool
-        self._history = history
+        self.history = history
         self._clock = clock
         self.samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
-        self._counted = AppTraffic()
-        self._by_app: dict[str, AppTraffic] = {}
+        self._counted: dict[str, _Counted] = {}  # by app, at the last look
         self._looked_s = clock.monotonic_s()
         self._since_s: dict[str, float] = {}  # wall time at which a starting replica was seen
         self._rows: dict[str, dict[str, Any]] = {}
@@ -89,10 +111,18 @@ class Live:
         now_s = self._clock.monotonic_s()
         elapsed_s = max(now_s - self._looked_s, 1e-3)
         self._looked_s = now_s
-        rows = {name: self._row(one, elapsed_s) for name, one in list(self._services.items())}
+        counted = self._count()
+        news = {
+            name: now.since(self._counted.get(name, _Counted())) for name, now in counted.items()
+        }
+        self._counted = counted
+        rows = {
+            name: self._row(one, _rates(news.get(name, _Counted()), elapsed_s))
+            for name, one in list(self._services.items())
+        }
         starting = {each["replica"] for row in rows.values() for each in row["starts"]}
         self._since_s = {name: at_s for name, at_s in self._since_s.items() if name in starting}
-        sample = self._sample(rows, elapsed_s)
+        sample = self._sample(rows, list(news.values()), elapsed_s)
         self.samples.append(sample)
         changed = [row for name, row in rows.items() if self._rows.get(name) != row]
         gone = [name for name in self._rows if name not in rows]
@@ -113,7 +143,7 @@ class Live:
         if self._is_closed:
             return
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE)
-        starts = await self._history.starts()
+        starts = await self.history.starts()
         if not self._listeners:
             self._last_start = starts[0]["id"] if starts else 0
         self._pool_row = self._describe_pool()
@@ -140,7 +170,7 @@ class Live:
 
     async def _tell_starts(self) -> None:
         try:
-            starts = await self._history.starts_after(self._last_start)
+            starts = await self.history.starts_after(self._last_start)
         except NagaraError as error:  # they are told when they can be read again
             _log.warning("new starts cannot be read: %s", error.what)
             return
@@ -163,15 +193,15 @@ class Live:
             queue.get_nowait()
         queue.put_nowait(None)
 
-    def _sample(self, rows: Mapping[str, Mapping[str, Any]], elapsed_s: float) -> Sample:
-        total, before = self._traffic.total(), self._counted
-        self._counted = total
+    def _sample(
+        self, rows: Mapping[str, Mapping[str, Any]], news: list[_Counted], elapsed_s: float
+    ) -> Sample:
         pool = self._pool.figures()
         return Sample(
             at_s=round(self._clock.wall_s(), 3),
-            requests=round((total.arrived - before.arrived) / elapsed_s, 2),
-            failures=round((total.failed - before.failed) / elapsed_s, 2),
-            tokens=round((total.tokens - before.tokens) / elapsed_s, 1),
+            requests=round(sum(one.answered for one in news) / elapsed_s, 2),
+            failures=round(sum(one.failed for one in news) / elapsed_s, 2),
+            tokens=round(sum(one.tokens for one in news) / elapsed_s, 1),
             held=sum(row["held"] for row in rows.values()),
             running=sum(row["running"] for row in rows.values()),
             ready=sum(row["ready"] for row in rows.values()),
@@ -181,8 +211,8 @@ class Live:
             leased=pool.leased,
         )
 
-    def _row(self, service: Service, elapsed_s: float | None) -> dict[str, Any]:
-        """An app as the page lists it. Without `elapsed_s` the rates are those told last."""
+    def _row(self, service: Service, rates: Mapping[str, float] | None) -> dict[str, Any]:
+        """An app as the page lists it. Without `rates` they are those told last."""
         name = service.app.name
         dispatcher, capture = service.dispatcher, service.capture
         counts = dict.fromkeys(ReplicaState, 0)
@@ -197,7 +227,7 @@ class Live:
             "max": service.app.scale.max,
             "running": dispatcher.demand.now - dispatcher.held,
             "held": dispatcher.held,
-            **self._rates(name, elapsed_s),
+            **(self._told_rates(name) if rates is None else rates),
             "failures": service.failures.count,
             "last_failure": service.failures.reason[-_REASON_CHARS:] or None,
             "capture": capture.state,
@@ -205,19 +235,20 @@ class Live:
             "starts": [self._starting(each) for each in _starting(service)],
         }
 
-    def _rates(self, name: str, elapsed_s: float | None) -> dict[str, float]:
-        if elapsed_s is None:
-            told = self._rows.get(name, {})
-            return {
-                "requests_s": told.get("requests_s", 0.0),
-                "tokens_s": told.get("tokens_s", 0.0),
-            }
-        now, before = self._traffic.of(name), self._by_app.get(name, AppTraffic())
-        self._by_app[name] = AppTraffic(now.arrived, now.failed, now.tokens)
-        return {
-            "requests_s": round((now.arrived - before.arrived) / elapsed_s, 2),
-            "tokens_s": round((now.tokens - before.tokens) / elapsed_s, 1),
-        }
+    def _told_rates(self, name: str) -> dict[str, float]:
+        told = self._rows.get(name, {})
+        return {key: told.get(key, 0.0) for key in ("requests_s", "tokens_s")}
+
+    def _count(self) -> dict[str, _Counted]:
+        """What has been counted since this process began, by app."""
+        found: dict[str, _Counted] = {}
+        for (app, status), count in self._metrics.requests.values.items():
+            one = found.setdefault(app, _Counted())
+            one.answered += count
+            one.failed += count if status == "429" or status >= "500" else 0.0
+        for (app,), count in self._metrics.tokens.values.items():
+            found.setdefault(app, _Counted()).tokens = count
+        return found
 
     def _starting(self, replica: str) -> dict[str, Any]:
         since_s = self._since_s.setdefault(replica, round(self._clock.wall_s(), 3))

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from nagara.contract.machine import MachineUnreachableError
@@ -21,6 +21,7 @@ from nagara.contract.replica import (
     ImageReport,
     Lease,
     NodeFacts,
+    ReplicaSpec,
     ReplicaStatus,
     StartOrder,
     StartReport,
@@ -35,6 +36,13 @@ STOP_S = 20.0  # beside the grace: a replica is cleared away
 _log = logging.getLogger(__name__)
 
 Nodes = Callable[[str], Node]  # by a machine's address
+Secrets = Callable[[str, Sequence[str]], tuple[tuple[str, str], ...]]
+
+
+def no_secrets(tenant: str, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """For apps that have none."""
+    assert not names
+    return ()
 
 
 class Machines:
@@ -43,12 +51,16 @@ class Machines:
     Args:
         own: the node of this machine.
         nodes: reaches the node of another; must not block.
+        secrets: gives the values of a spec's `secret_names` for a tenant.
     """
 
-    def __init__(self, own: Node, pool: PoolService, nodes: Nodes) -> None:
+    def __init__(
+        self, own: Node, pool: PoolService, nodes: Nodes, secrets: Secrets = no_secrets
+    ) -> None:
         self._own = own
         self._pool = pool
         self._nodes = nodes
+        self._secrets = secrets
         self._away: dict[str, tuple[Machine, Lease]] = {}  # replicas of other machines
         self._last_seen: dict[str, tuple[ReplicaStatus, ...]] = {}  # by machine
 
@@ -60,6 +72,7 @@ class Machines:
         return await self._own.bring_image(order)
 
     async def start(self, order: StartOrder) -> StartReport:
+        order = replace(order, spec=self._with_secrets(order.spec))
         machine = self._pool.machine_of(order.lease)
         if machine is None or machine.is_own:
             return await self._own.start(order)
@@ -80,7 +93,12 @@ class Machines:
         return end_s
 
     async def capture(self, order: CaptureOrder) -> CaptureReport:
+        if order.spec.rules.with_secrets:
+            order = replace(order, spec=self._with_secrets(order.spec))
         return await self._own.capture(order)
+
+    def _with_secrets(self, spec: ReplicaSpec) -> ReplicaSpec:
+        return replace(spec, secrets=self._secrets(spec.tenant, spec.secret_names))
 
     async def stop(self, replica: str, *, grace_s: float = 10.0) -> None:
         away = self._away.get(replica)

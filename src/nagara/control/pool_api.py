@@ -12,7 +12,6 @@ from nagara.base.errors import UsageError
 from nagara.contract.machine import CheckKind
 from nagara.control.refusal import bad_request, not_found
 from nagara.pool.errors import IllegalEventError, UnknownMachineError
-from nagara.pool.figures import metrics
 from nagara.pool.service import PoolService
 
 _Arguments = dict[str, str]
@@ -28,7 +27,6 @@ class PoolApi:
         self.routes: tuple[tuple[str, re.Pattern[str], _Handler], ...] = (
             ("GET", re.compile(r"/api/pool"), self._status),
             ("GET", re.compile(r"/api/pool/plan"), self._plan),
-            ("GET", re.compile(r"/metrics"), self._metrics),
             ("POST", re.compile(machine + r"/drain"), self._drain),
             ("POST", re.compile(machine + r"/resume"), self._resume),
             ("POST", re.compile(machine + r"/diagnose"), self._diagnose),
@@ -41,11 +39,6 @@ class PoolApi:
     async def _plan(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """The latest plan; `words` explains it."""
         return web.json_response(self._pool.plan_document())
-
-    async def _metrics(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
-        """The pool's figures in Prometheus's text format."""
-        text = metrics(self._pool.figures())
-        return web.Response(text=text, content_type="text/plain")
 
     async def _drain(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """No new leases there. `{"machine", "state"}`."""

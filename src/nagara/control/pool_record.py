@@ -6,12 +6,11 @@ was launched is found in its provider's list under this pool's name and released
 
 import json
 import secrets
-import sqlite3
 from dataclasses import asdict
 from typing import Any
 
 from nagara.contract.machine import CheckKind, Resources
-from nagara.control.database import Database
+from nagara.control.sql import Database, Sql
 from nagara.pool.lease import machine_of
 from nagara.pool.ledger import offering_from, wanted_document, wanted_from
 from nagara.pool.machines import LeaseRow, MachineRow, Saved, Writes
@@ -66,7 +65,7 @@ class PoolRecord:
         ]  # fmt: skip
         gone = [(name,) for name in writes.gone]
 
-        def act(db: sqlite3.Connection) -> None:
+        def act(db: Sql) -> None:
             db.executemany(_PUT_MACHINE, machines)
             db.executemany(_PUT_LEASE, leases)
             if gone:
@@ -78,7 +77,7 @@ class PoolRecord:
     async def fact(self, key: str) -> Any:
         """A JSON value kept under a name, or None."""
 
-        def act(db: sqlite3.Connection) -> Any:
+        def act(db: Sql) -> Any:
             row = db.execute("SELECT value FROM pool_facts WHERE key = ?", (key,)).fetchone()
             return json.loads(row["value"]) if row else None
 
@@ -90,7 +89,7 @@ class PoolRecord:
         await self._database.run(lambda db: db.execute(_PUT_FACT, (key, text)))
 
 
-def _read(db: sqlite3.Connection) -> tuple[tuple[MachineRow, ...], tuple[LeaseRow, ...]]:
+def _read(db: Sql) -> tuple[tuple[MachineRow, ...], tuple[LeaseRow, ...]]:
     machines = tuple(
         MachineRow(
             name=row["name"],

@@ -5,10 +5,12 @@ have proven that it can run, and lets captures begin.
 """
 
 import logging
+import time
 
 from nagara.base.clock import Clock
 from nagara.control.autoscaler import Decision, decide
 from nagara.control.fleet import Fleet
+from nagara.control.metrics import Histogram
 from nagara.control.replicas import ReplicaState
 from nagara.control.service import Service
 
@@ -18,10 +20,15 @@ _log = logging.getLogger(__name__)
 
 
 class Scaling:
-    """The loop. One task; `tick` does not wait for anything."""
+    """The loop. One task; `tick` does not wait for anything.
 
-    def __init__(self, fleet: Fleet, clock: Clock) -> None:
+    Args:
+        decided_s: how long each round took.
+    """
+
+    def __init__(self, fleet: Fleet, clock: Clock, decided_s: Histogram) -> None:
         self._fleet = fleet
+        self._decided_s = decided_s
         self._clock = clock
 
     async def run(self) -> None:
@@ -32,19 +39,22 @@ class Scaling:
 
     def tick(self) -> None:
         """One round over all apps."""
-        now_s = self._clock.monotonic_s()
+        now_s, begun_s = self._clock.monotonic_s(), time.perf_counter()
         for service in list(self._fleet.services.values()):
-            self._scale(service, now_s)
+            if not service.is_asleep:
+                self._scale(service, now_s)
         self._fleet.captures.tick()
+        self._decided_s.add(seconds=time.perf_counter() - begun_s)
 
     def _scale(self, service: Service, now_s: float) -> None:
-        if any(endpoint.has_proven(now_s) for endpoint in service.dispatcher.endpoints.values()):
+        if service.has_proven(now_s):
             service.failures.count = 0
         decision, service.memory = decide(
             now_s, service.rules(), service.memory, service.demand(now_s), service.views(now_s)
         )
         for _ in range(_starts_allowed(service, decision, now_s)):
             self._fleet.start(service)
+        self._fleet.roll(service)
         for name in decision.cancel:
             self._fleet.cancel(service, name)
         for name in decision.drain:

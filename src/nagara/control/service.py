@@ -4,21 +4,27 @@ Changed by the fleet's tasks on the loop; decides only what follows from its own
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nagara.contract.replica import CaptureReport, ReplicaStatus
 from nagara.control.app import App
-from nagara.control.autoscaler import Demand, Memory, ReplicaView, Rules, auto_idle_s
-from nagara.control.demand import LONG_S, SHORT_S
+from nagara.control.autoscaler import Demand, Memory, ReplicaView, Rules, missing_now
 from nagara.control.dispatch import Dispatcher
+from nagara.control.keepalive import Warm, auto_idle_s, hold_s, pre_warm
+from nagara.control.occupancy import Use
 from nagara.control.refusal import Refusal
 from nagara.control.replicas import Replica, ReplicaState
 
 BACKOFF_MAX_S = 60.0
 QUEUE_MIN_S = 30.0
 QUEUE_STARTS = 3.0
+SHORT_PAUSE_S = 1.0
+
+
+# What the keep-alive follows from: what the app says, the last start, the latest pauses.
+_Known = tuple[float | None, float | None, tuple[float, ...]]
 
 
 def backoff_s(failures: int) -> float:
@@ -75,23 +81,57 @@ class Service:
     failures: Failures = field(default_factory=Failures)
     capture: CaptureStatus = field(default_factory=CaptureStatus)
     recent_starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    earlier: dict[str, App] = field(default_factory=dict)  # versions by definition
+    roll_target: int = 0  # ready replicas when the present version was deployed
+    short_until_s: float = 0.0  # there was no slot for it: until then only the tick tries
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # set when a replica has gone
+    _learned: tuple[_Known, tuple[float, Warm | None]] | None = None  # from what, and what
 
     def count(self, *states: ReplicaState) -> int:
         """Replicas in one of these states."""
         return sum(replica.state in states for replica in self.replicas.values())
+
+    def by_state(self) -> dict[ReplicaState, int]:
+        """How many replicas there are in each state that a replica is in."""
+        return dict(Counter(replica.state for replica in self.replicas.values()))
+
+    def idle_use(self) -> Use:
+        """Why a replica that has become idle just now is kept."""
+        idle = sum(not endpoint.running for endpoint in self.dispatcher.endpoints.values())
+        is_buffer = idle <= self.app.scale.min + self.app.scale.buffer
+        return Use.BUFFER if is_buffer else Use.KEEP_ALIVE
 
     @property
     def is_coming(self) -> bool:
         """Whether a replica is ready or will be."""
         return self.count(ReplicaState.STARTING, ReplicaState.READY) > 0
 
-    def idle_s(self) -> float:
-        """The keep-alive that applies."""
-        if self.app.scale.idle_s is not None:
-            return self.app.scale.idle_s
-        last_s = self.recent_starts_s[-1] if self.recent_starts_s else None
-        return auto_idle_s(last_s)
+    def keep_alive(self) -> tuple[float, Warm | None]:
+        """How long the last replica stays, and when one is brought back unasked."""
+        start_s = self.recent_starts_s[-1] if self.recent_starts_s else None
+        known = (self.app.scale.idle_s, start_s, self.dispatcher.demand.pauses_s)
+        if self._learned is None or self._learned[0] != known:
+            said_s, _, pauses_s = known
+            idle_s = auto_idle_s(start_s, pauses_s) if said_s is None else said_s
+            self._learned = known, (idle_s, pre_warm(start_s, pauses_s, idle_s))
+        return self._learned[1]
+
+    @property
+    def is_asleep(self) -> bool:
+        """At zero, and nothing but a request can change that: there is nothing to decide."""
+        return (
+            not self.replicas
+            and not self.dispatcher.demand.now
+            and not self.app.scale.min
+            and self.keep_alive()[1] is None
+        )
+
+    def starts_at_once(self, now_s: float) -> int:
+        """Replicas to start, beside those that come, because a request is about to be held."""
+        if self.failures.count or now_s < self.short_until_s:
+            return 0
+        coming = self.count(ReplicaState.STARTING, ReplicaState.READY)
+        return missing_now(self.rules(), self.dispatcher.demand.now, coming)
 
     def queue_s(self) -> float:
         """How long a request may be held.
@@ -105,13 +145,39 @@ class Service:
             return self.app.timeouts.start_s + QUEUE_MIN_S
         return max(QUEUE_MIN_S, QUEUE_STARTS * max(self.recent_starts_s))
 
-    def fits(self, status: ReplicaStatus) -> bool:
-        """Whether a running replica is one of this app as it is defined now."""
-        return (
-            status.ready
-            and status.exit_code is None
-            and status.tenant == self.app.tenant
-            and status.definition == self.app.definition
+    def version_of(self, status: ReplicaStatus) -> App | None:
+        """The app as it was when this running replica was started; None if it is not of it."""
+        if not status.ready or status.exit_code is not None or status.tenant != self.app.tenant:
+            return None
+        if status.definition == self.app.definition:
+            return self.app
+        return self.earlier.get(status.definition)
+
+    def is_current(self, replica: Replica) -> bool:
+        """Whether the replica is of the present version."""
+        return replica.app.definition == self.app.definition
+
+    def has_proven(self, now_s: float) -> bool:
+        """Whether a replica of the present version has shown that it can run."""
+        endpoints = self.dispatcher.endpoints
+        return any(
+            replica.name in endpoints and endpoints[replica.name].has_proven(now_s)
+            for replica in self.replicas.values()
+            if self.is_current(replica)
+        )
+
+    def current(self) -> tuple[int, int]:
+        """Ready and starting replicas of the present version."""
+        mine = [replica for replica in self.replicas.values() if self.is_current(replica)]
+        ready = sum(replica.state is ReplicaState.READY for replica in mine)
+        return ready, sum(replica.state is ReplicaState.STARTING for replica in mine)
+
+    def outdated(self, now_s: float) -> tuple[ReplicaView, ...]:
+        """Ready replicas of versions before the present one."""
+        return tuple(
+            self._view(replica, now_s)
+            for replica in self.replicas.values()
+            if replica.state is ReplicaState.READY and not self.is_current(replica)
         )
 
     def cannot_start(self, retry_after_s: float) -> Refusal:
@@ -127,25 +193,27 @@ class Service:
     def rules(self) -> Rules:
         """What the autoscaler must know of the app."""
         scale = self.app.scale
-        return Rules(scale.min, scale.max, scale.concurrency, self.idle_s())
+        idle_s, warm = self.keep_alive()
+        last_s = self.recent_starts_s[-1] if self.recent_starts_s else None
+        return Rules(
+            *(scale.min, scale.max, scale.concurrency, idle_s),
+            buffer=scale.buffer, hold_s=hold_s(last_s), warm=warm,
+        )  # fmt: skip
 
     def demand(self, now_s: float) -> Demand:
         """What the autoscaler must know of the app's requests."""
-        window = self.dispatcher.demand
-        return Demand(
-            now=window.now,
-            held=self.dispatcher.held,
-            mean60=window.mean(LONG_S, now_s),
-            mean2=window.mean(SHORT_S, now_s),
-            idle_s=window.idle_s(now_s),
-        )
+        return self.dispatcher.demand.measured(self.dispatcher.held, now_s)
 
     def views(self, now_s: float) -> tuple[ReplicaView, ...]:
-        """The replicas that are ready or starting, as the autoscaler sees them."""
+        """The replicas that are ready or starting, as the autoscaler sees them.
+
+        Those of earlier versions are not among them: they go as the present one's come.
+        """
         return tuple(
             self._view(replica, now_s)
             for replica in self.replicas.values()
             if replica.state in (ReplicaState.STARTING, ReplicaState.READY)
+            and self.is_current(replica)
         )
 
     def _view(self, replica: Replica, now_s: float) -> ReplicaView:

@@ -7,7 +7,6 @@ what it left behind.
 
 import json
 import logging
-import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,30 @@ from nagara.base.clock import Clock
 from nagara.contract.replica import CaptureReport, Lease
 from nagara.control.app import App
 from nagara.control.app_document import from_document, to_document
-from nagara.control.database import Database
 from nagara.control.errors import ControlError
+from nagara.control.sql import Database, Row, Sql, put
 
 _log = logging.getLogger(__name__)
+
+_ADD_VERSION = """INSERT INTO versions
+    (tenant, app, version, definition, document, deployed_s) VALUES (?, ?, ?, ?, ?, ?)"""
+_ADD_KEY = "INSERT INTO keys (id, tenant, name, sha256, created_s) VALUES (?, ?, ?, ?, ?)"
+_PUT_APP = put("apps", ("tenant", "app"), ("tenant", "app", "version"))
+_PUT_REPLICA = put(
+    "replicas", ("replica",),
+    ("replica", "tenant", "app", "definition", "purpose", "slot", "epoch", "state", "reason",
+     "created_s", "changed_s"),
+)  # fmt: skip
+_PUT_START = put(
+    "starts", ("replica",),
+    ("replica", "tenant", "app", "kind", "stages", "total_s", "fallback", "snapshot", "error",
+     "started_s", "files", "host"),
+)  # fmt: skip
+_PUT_CAPTURE = put(
+    "captures", ("replica",),
+    ("replica", "tenant", "app", "definition", "version", "snapshot", "reason", "memory_bytes",
+     "layer_bytes", "elapsed_s", "finished_s"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +47,15 @@ class Deployed:
 
     app: App
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of an app."""
+
+    number: int
+    app: App
+    deployed_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +110,17 @@ class State:
         now_s = self._clock.wall_s()
         document = json.dumps(to_document(app), sort_keys=True)
 
-        def act(db: sqlite3.Connection) -> int:
+        def act(db: Sql) -> int:
             row = db.execute(
                 "SELECT max(version) FROM versions WHERE tenant = ? AND app = ?",
                 (app.tenant, app.name),
             ).fetchone()
             version = (row[0] or 0) + 1
             db.execute(
-                "INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?)",
+                _ADD_VERSION,
                 (app.tenant, app.name, version, app.definition, document, now_s),
             )
-            db.execute(
-                "INSERT OR REPLACE INTO apps VALUES (?, ?, ?)", (app.tenant, app.name, version)
-            )
+            db.execute(_PUT_APP, (app.tenant, app.name, version))
             return version
 
         return await self._database.run(act)
@@ -102,7 +128,7 @@ class State:
     async def apps(self) -> list[Deployed]:
         """The present version of every app, oldest app first."""
 
-        def act(db: sqlite3.Connection) -> list[Deployed]:
+        def act(db: Sql) -> list[Deployed]:
             rows = db.execute(
                 "SELECT version, document FROM apps JOIN versions USING (tenant, app, version)"
                 " ORDER BY apps.rowid"
@@ -113,10 +139,32 @@ class State:
 
         return await self._database.run(act)
 
+    async def versions(self, tenant: str, app: str) -> list[Version]:
+        """The app's versions that are kept, newest first."""
+
+        def act(db: Sql) -> list[Version]:
+            rows = db.execute(
+                "SELECT version, document, deployed_s FROM versions WHERE tenant = ? AND app = ?"
+                " ORDER BY version DESC",
+                (tenant, app),
+            )
+            return [
+                Version(
+                    row["version"], from_document(json.loads(row["document"])), row["deployed_s"]
+                )
+                for row in rows
+            ]
+
+        return await self._database.run(act)
+
+    async def set_version(self, app: App, version: int) -> None:
+        """Makes an earlier version the present one."""
+        await self._database.run(lambda db: db.execute(_PUT_APP, (app.tenant, app.name, version)))
+
     async def delete_app(self, tenant: str, app: str) -> None:
         """Removes everything known of the app."""
 
-        def act(db: sqlite3.Connection) -> None:
+        def act(db: Sql) -> None:
             for table in ("apps", "versions", "replicas", "starts", "captures"):
                 # The names come from the line above, not from a request.
                 db.execute(
@@ -137,11 +185,7 @@ class State:
             replica, app.tenant, app.name, app.definition, purpose,
             lease.slot, lease.epoch, state, None, now_s, now_s,
         )  # fmt: skip
-        await self._database.run(
-            lambda db: db.execute(
-                "INSERT OR REPLACE INTO replicas VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values
-            )
-        )
+        await self._database.run(lambda db: db.execute(_PUT_REPLICA, values))
 
     async def set_replica(self, replica: str, state: str, reason: str | None = None) -> None:
         """Records a replica's new state. See `_note`."""
@@ -158,7 +202,7 @@ class State:
         """Closes the records of replicas that were alive before and are not among `kept`."""
         now_s = self._clock.wall_s()
 
-        def act(db: sqlite3.Connection) -> None:
+        def act(db: Sql) -> None:
             rows = db.execute(
                 "SELECT replica FROM replicas WHERE state NOT IN ('stopped', 'failed')"
             ).fetchall()
@@ -175,7 +219,7 @@ class State:
     async def replicas(self, tenant: str, app: str, limit: int = 20) -> list[dict[str, object]]:
         """The app's latest replicas, newest first, as rows."""
 
-        def act(db: sqlite3.Connection) -> list[dict[str, object]]:
+        def act(db: Sql) -> list[dict[str, object]]:
             rows = db.execute(
                 "SELECT * FROM replicas WHERE tenant = ? AND app = ?"
                 " ORDER BY created_s DESC, rowid DESC LIMIT ?",
@@ -188,7 +232,7 @@ class State:
     async def app_of(self, replica: str) -> tuple[str, str] | None:
         """(tenant, app) of a replica, also of one that is gone."""
 
-        def act(db: sqlite3.Connection) -> tuple[str, str] | None:
+        def act(db: Sql) -> tuple[str, str] | None:
             row = db.execute(
                 "SELECT tenant, app FROM replicas WHERE replica = ?", (replica,)
             ).fetchone()
@@ -205,18 +249,14 @@ class State:
             start.total_s, start.fallback, start.snapshot, start.error, start.started_s,
             _json(start.files), _json(start.host),
         )  # fmt: skip
-        await self._note(
-            lambda db: db.execute(
-                "INSERT OR REPLACE INTO starts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values
-            )
-        )
+        await self._note(lambda db: db.execute(_PUT_START, values))
 
     async def starts(
         self, tenant: str, app: str, *, replica: str | None = None, limit: int = 50
     ) -> list[StartRecord]:
         """The app's latest starts, newest first; `replica` narrows to one."""
 
-        def act(db: sqlite3.Connection) -> list[StartRecord]:
+        def act(db: Sql) -> list[StartRecord]:
             rows = db.execute(
                 "SELECT * FROM starts"
                 " WHERE tenant = ? AND app = ? AND replica = coalesce(?, replica)"
@@ -237,16 +277,12 @@ class State:
             report.snapshot, report.reason, report.memory_bytes, report.layer_bytes,
             report.elapsed_s, self._clock.wall_s(),
         )  # fmt: skip
-        await self._note(
-            lambda db: db.execute(
-                "INSERT OR REPLACE INTO captures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values
-            )
-        )
+        await self._note(lambda db: db.execute(_PUT_CAPTURE, values))
 
     async def captures(self, tenant: str, app: str, definition: str) -> list[CaptureRecord]:
         """The captures of this definition, newest first."""
 
-        def act(db: sqlite3.Connection) -> list[CaptureRecord]:
+        def act(db: Sql) -> list[CaptureRecord]:
             rows = db.execute(
                 "SELECT * FROM captures WHERE tenant = ? AND app = ? AND definition = ?"
                 " ORDER BY finished_s DESC, rowid DESC LIMIT 20",
@@ -256,7 +292,7 @@ class State:
 
         return await self._database.run(act)
 
-    async def _note(self, action: Callable[[sqlite3.Connection], object]) -> None:
+    async def _note(self, action: Callable[[Sql], object]) -> None:
         """Writes down what has already happened.
 
         A full disk loses the note, never the course of a replica's life: what really runs is
@@ -272,14 +308,12 @@ class State:
     async def add_key(self, key: KeyRecord) -> None:
         """Records an API key by its hash."""
         values = (key.id, key.tenant, key.name, key.sha256, key.created_s)
-        await self._database.run(
-            lambda db: db.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?)", values)
-        )
+        await self._database.run(lambda db: db.execute(_ADD_KEY, values))
 
     async def keys(self) -> list[KeyRecord]:
         """All API keys, oldest first."""
 
-        def act(db: sqlite3.Connection) -> list[KeyRecord]:
+        def act(db: Sql) -> list[KeyRecord]:
             return [
                 KeyRecord(**dict(row)) for row in db.execute("SELECT * FROM keys ORDER BY rowid")
             ]
@@ -293,7 +327,7 @@ class State:
         )
 
 
-def _start_record(row: sqlite3.Row) -> StartRecord:
+def _start_record(row: Row) -> StartRecord:
     columns = ("stages", "files", "host")
     documents = {name: json.loads(row[name] or "null") for name in columns}
     return StartRecord(**{**dict(row), **documents})
@@ -303,7 +337,7 @@ def _json(document: Mapping[str, Any] | None) -> str | None:
     return None if document is None else json.dumps(dict(document))
 
 
-def _capture(row: sqlite3.Row) -> CaptureRecord:
+def _capture(row: Row) -> CaptureRecord:
     report = CaptureReport(
         snapshot=row["snapshot"],
         reason=row["reason"],

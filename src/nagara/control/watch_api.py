@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from nagara.control.history import MAX_ROWS, PAGE_ROWS, History
+from nagara.control.history import MAX_ROWS, PAGE_ROWS
 from nagara.control.live import Live
 from nagara.control.refusal import bad_request
 
@@ -19,9 +19,8 @@ _Handler = Callable[[web.BaseRequest, _Arguments], Awaitable[web.StreamResponse]
 class WatchApi:
     """Watching over HTTP."""
 
-    def __init__(self, live: Live, history: History) -> None:
+    def __init__(self, live: Live) -> None:
         self._live = live
-        self._history = history
         app = r"/api/apps/(?P<app>[a-z0-9-]+)"
         self.routes: tuple[tuple[str, re.Pattern[str], _Handler], ...] = (
             ("GET", re.compile(r"/api/events"), self._events),
@@ -49,7 +48,7 @@ class WatchApi:
 
         `?app=` narrows to one, `?before=` goes on from an `id`, `?limit=` is 1 to 1000.
         """
-        starts = await self._history.starts(
+        starts = await self._live.history.starts(
             app=request.query.get("app"),
             before=_number(request, "before", None, 2**62),
             limit=_number(request, "limit", PAGE_ROWS, MAX_ROWS) or PAGE_ROWS,
@@ -61,12 +60,12 @@ class WatchApi:
 
         `is_present` says that it is of the app as it is defined now.
         """
-        captures = await self._history.captures(request.query.get("app"))
+        captures = await self._live.history.captures(request.query.get("app"))
         return web.json_response({"captures": captures})
 
     async def _replicas(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """`{"replicas": [...]}`: the app's latest, living and ended, with `state` and `reason`."""
-        return web.json_response({"replicas": await self._history.replicas(arguments["app"])})
+        return web.json_response({"replicas": await self._live.history.replicas(arguments["app"])})
 
 
 def _number(request: web.BaseRequest, name: str, default: int | None, most: int) -> int | None:

@@ -58,6 +58,9 @@ class AdaptedModel:
     def drop_cache(self) -> None:
         self._cache = torch.empty(0)
 
+    def clear_cache(self) -> None:
+        self._cache.zero_()
+
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         step = _current.step = _Attention(inputs, self._cache, self._block_size)
         try:

@@ -102,6 +102,16 @@ class BlockPool:
             self._free.append(block)
         self._idle.clear()
 
+    def resize(self, count: int) -> None:
+        """Another number of blocks, all of them free. Raises EngineError while one is held."""
+        if self.held:
+            raise EngineError("the pool cannot change its size while blocks are held")
+        self.count = count
+        self._free, self._holders = deque(range(count)), [0] * count
+        self._idle.clear()
+        self._name_of.clear()
+        self._block_of.clear()
+
     def audit(self, tables: Iterable[Sequence[int]]) -> None:
         """Check the pool against the block tables that exist.
 

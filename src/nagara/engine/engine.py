@@ -44,14 +44,14 @@ from nagara.engine.runner import Graphing, Runner
 from nagara.engine.scheduler import Limits, Scheduler
 from nagara.engine.sequence import Sequence
 from nagara.engine.settings import EngineSettings
+from nagara.engine.sleeping import Rest, Woken
 from nagara.engine.streams import Device, cuda_device, inline_device, worker_device
 from nagara.engine.tokenizer import StopFinder, TextBuilder, Tokenizer
+from nagara.engine.weight_memory import find_memory_saver
 
 log = logging.getLogger("nagara.engine")
 
 Prompt = str | Items[int]
-
-SPARE_BLOCKS = 1  # of the cache, for the padded rows of graphs; untouched it takes no memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,9 @@ class Engine:
         device: Device | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
+        loaded = load_model(Path(folder), self.settings)  # weights come while the rest is made
         self.tokenizer = Tokenizer(Path(folder))
-        self._set_up(load_model(Path(folder), self.settings), device)
+        self._set_up(loaded, device)
 
     def _set_up(self, loaded: LoadedModel, device: Device | None) -> None:
         s = self.settings
@@ -117,7 +118,11 @@ class Engine:
         self._scheduler = Scheduler(pool, limits)
         capacity = Capacity(most_rows, s.max_concurrency, pool.blocks_for(self.context) + 1)
         graphing = self._graphing(capacity)
-        self._make_cache()
+        self._shapes = graphing.shapes if graphing else None
+        saver = find_memory_saver() if self._device.torch_device.type == "cuda" else None
+        self._rest = Rest(loaded, pool, self._device, s, saver)
+        self._rest.make_cache()
+        self._woken: Woken | None = None
         runner = Runner(
             self._model,
             self._device,
@@ -127,6 +132,7 @@ class Engine:
             is_checking=s.is_checking,
         )
         self._core = Core(self._scheduler, runner, s.depth, is_checking=s.is_checking)
+        loaded.finish()
         self._wake_up = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._by_key: dict[int, Sequence] = {}
@@ -145,10 +151,6 @@ class Engine:
             return None
         blocks = self._loaded.blocks
         return Graphing(GraphShapes(capacity.runs, capacity.blocks_per_run, blocks), CudaGraphs())
-
-    def _make_cache(self) -> None:
-        self._model.make_cache(self._loaded.blocks + SPARE_BLOCKS, self.settings.block_size)
-        self._device.settle()
 
     # Any thread
 
@@ -323,13 +325,21 @@ class Engine:
     def is_asleep(self) -> bool:
         return self._is_asleep
 
-    def sleep(self) -> None:
-        """Let running requests end as cancelled, then drop the KV cache. Weights stay mapped."""
-        self._ask(self._fall_asleep)
+    def sleep(self, *, releases_weights: bool = False) -> None:
+        """Let running requests end as cancelled, then drop the KV cache.
 
-    def wake(self) -> None:
-        """Make an empty KV cache and take requests again."""
+        Weights stay mapped, or on their device; `releases_weights`: not on it, where their memory
+        can be given up. They are read again when the engine wakes.
+        """
+        self._ask(lambda: self._fall_asleep(releases_weights=releases_weights))
+
+    def wake(self) -> Woken | None:
+        """Have weights and an empty KV cache again, as large as memory allows; take requests.
+
+        None if it was awake. The engine fails if weights are not what they were.
+        """
         self._ask(self._awake)
+        return self._woken
 
     def _ids(self, prompt: Prompt) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -434,20 +444,19 @@ class Engine:
             self._scheduler.end(sequence, FinishReason.CANCELLED)
             self._tell(sequence, TokenEvent(None, finish_reason=FinishReason.CANCELLED))
 
-    def _fall_asleep(self) -> None:
+    def _fall_asleep(self, *, releases_weights: bool) -> None:
+        if self._is_asleep:
+            return
         for key in list(self._by_key):
             self._cancel(key)
         self._hand_out(self._core.drain())
-        self._scheduler.pool.forget()
-        if self._core.graphs is not None:
-            self._core.graphs.forget()
-        self._model.drop_cache()
-        self._device.give_back()
+        self._rest.fall_asleep(self._core.graphs, releases_weights=releases_weights)
         self._is_asleep = True
 
     def _awake(self) -> None:
+        self._woken = None
         if self._is_asleep:
-            self._make_cache()
+            self._woken = self._rest.awake(self._core.graphs, self._shapes)
             self._is_asleep = False
 
     def _end_all(self, error: EngineError | None) -> None:

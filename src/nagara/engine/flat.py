@@ -56,6 +56,9 @@ class FlatModel:
     def drop_cache(self) -> None:
         self._cache = torch.empty(0)
 
+    def clear_cache(self) -> None:
+        self._cache.zero_()
+
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         with torch.inference_mode():
             return self._forward(inputs)

@@ -158,6 +158,10 @@ class CFlatModel:
         self._keys = self._values = torch.empty(0)
         self._scratch.clear()
 
+    def clear_cache(self) -> None:
+        self._keys.zero_()
+        self._values.zero_()
+
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         c, w = self.config, self._weights
         rows, samples = len(inputs.ids), len(inputs.sample_rows)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from nagara.engine.config import ModelConfig
-from nagara.engine.weights import MappedWeights
+from nagara.engine.weights import TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def pack_weights(weights: FlatWeights) -> tuple[FlatWeights, int]:
     return replace(weights, layers=tuple(packed(layer) for layer in weights.layers)), size
 
 
-def take_flat_weights(config: ModelConfig, weights: MappedWeights) -> FlatWeights:
+def take_flat_weights(config: ModelConfig, weights: TensorSource) -> FlatWeights:
     """Raises ModelFolderError: a tensor is missing or has another shape than the configuration."""
     prefix = "model." if "model.embed_tokens.weight" in weights else ""
     table = (config.vocab, config.hidden)
@@ -116,7 +116,7 @@ def take_flat_weights(config: ModelConfig, weights: MappedWeights) -> FlatWeight
     )
 
 
-def _take_layer(config: ModelConfig, weights: MappedWeights, prefix: str) -> Layer:
+def _take_layer(config: ModelConfig, weights: TensorSource, prefix: str) -> Layer:
     hidden, dim = config.hidden, config.head_dim
 
     def projection(name: str, outputs: int, inputs: int) -> Projection:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from nagara.engine.sequence import StepPlan
 
+SPARE_BLOCKS = 1  # of the cache, for the padded rows of graphs; untouched it takes no memory
 SMALLEST_WIDTH = 4  # blocks
 ROW_STEP = 8  # between sizes beyond this
 

@@ -4,7 +4,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,9 +22,19 @@ from nagara.engine.flat_weights import can_pack, pack_weights, take_flat_weights
 from nagara.engine.model import StepModel
 from nagara.engine.modelfolder import ModelFolder, check_model_folder, read_json_object
 from nagara.engine.settings import EngineSettings, cache_blocks
+from nagara.engine.streamed_weights import StreamedWeights, can_stream
+from nagara.engine.weight_memory import CudaMemory, HostMemory, find_memory_saver
+from nagara.engine.weight_stream import NoTarget, Streamed, WeightStream
+from nagara.engine.weight_values import read_values
 from nagara.engine.weights import MappedWeights, pick_dtype
 
 log = logging.getLogger("nagara.engine")
+
+
+class Reading(Protocol):
+    """Weights that are being read."""
+
+    def finish(self) -> Streamed: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +47,24 @@ class LoadedModel:
     blocks: int
     weight_bytes: int
     copied_bytes: int
+    dtype: torch.dtype = torch.float32
+    streamed: StreamedWeights | None = None  # not mapped: in memory that can be released
+    reading: Reading | None = None  # weights under way, or looked at; None: nothing to wait for
+
+    def finish(self) -> None:
+        """Waits until weights are there and right; nothing may be computed before.
+
+        Raises:
+            ModelFolderError: they are not what they should be.
+        """
+        if self.reading is not None:
+            log_streamed(self.reading.finish())
 
 
 def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
-    """Check the folder, map its weights and build the model; nothing is computed yet.
+    """Check the folder and build the model over its weights; nothing is computed yet.
+
+    Weights may still be on their way: `LoadedModel.finish` waits for them.
 
     Raises:
         EngineError: the folder is broken or asks for something unsupported.
@@ -51,7 +75,9 @@ def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
     generation = read_json_object(generation_file) if generation_file.exists() else None
     config, is_flat = choose_path(folder.config, generation, settings)
     dtype = pick_dtype(settings.dtype, config.dtype)
-    model, copied = build_model(folder, config, dtype, settings, is_flat=is_flat)
+    streamed = _streamed(folder, dtype, settings) if is_flat else None
+    reading = streamed or _checking(folder, settings)
+    model, copied = build_model(folder, config, dtype, settings, streamed, is_flat=is_flat)
     if settings.is_batch_invariant and not model.is_batch_invariant:
         raise UnsupportedError(
             f"results of the kernel {model.kernel!r} depend on the batch in their last bits",
@@ -74,7 +100,9 @@ def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
         blocks * settings.block_size,
         context,
     )
-    return LoadedModel(model, config, context, blocks, folder.weight_bytes, copied)
+    return LoadedModel(
+        model, config, context, blocks, folder.weight_bytes, copied, dtype, streamed, reading
+    )
 
 
 def choose_path(
@@ -102,16 +130,19 @@ def build_model(
     config: ModelConfig,
     dtype: torch.dtype,
     settings: EngineSettings,
+    streamed: StreamedWeights | None = None,
     *,
     is_flat: bool,
 ) -> tuple[StepModel, int]:
-    """The model and how many bytes of weights had to be copied."""
+    """The model and how many bytes of weights had to be copied. Streamed ones are under way."""
     if not is_flat:
         adapted = AdaptedModel(folder.path, config, dtype, settings.device)
         return adapted, adapted.weight_bytes
     device = torch.device(settings.device)
-    weights = MappedWeights(folder, dtype)
+    weights = streamed or MappedWeights(folder, dtype)
     taken = take_flat_weights(config, weights)
+    if streamed is not None:
+        streamed.begin()
     if _wants_c(settings):
         try:
             return CFlatModel(config, taken, dtype, settings.block_size), weights.copied_bytes
@@ -121,15 +152,51 @@ def build_model(
             log.info("computing with torch: %s", error.what)
     copied = weights.copied_bytes
     if device.type != "cpu":
-        taken = taken.to(device)
+        taken = taken if streamed is not None else taken.to(device)
     elif _wants_packed(settings, dtype):
         taken, packed = pack_weights(taken)
         copied += packed
     return FlatModel(config, taken, dtype, device, is_compiled=settings.is_compiled), copied
 
 
+def _streamed(
+    folder: ModelFolder, dtype: torch.dtype, settings: EngineSettings
+) -> StreamedWeights | None:
+    """Where weights are streamed to; None where they are mapped, or their type is to change."""
+    is_wanted = settings.weights == "streamed" or settings.device != "cpu"
+    if not is_wanted or not can_stream(folder, dtype):
+        return None
+    memory = (
+        HostMemory()
+        if settings.device == "cpu"
+        else CudaMemory(torch.device(settings.device), find_memory_saver())
+    )
+    return StreamedWeights(folder, memory, readers=settings.readers)
+
+
+def _checking(folder: ModelFolder, settings: EngineSettings) -> WeightStream | None:
+    """Begins to look at mapped weights where it is known which values they have to have."""
+    if (values := read_values(folder.path)) is None:
+        return None
+    nowhere = NoTarget()
+    targets = [(place, nowhere) for place in folder.tensors.values()]
+    stream = WeightStream(targets, values, readers=settings.readers)
+    stream.begin()
+    return stream
+
+
+def log_streamed(done: Streamed) -> None:
+    log.info(
+        "%.0f MB of weights read and checked in %.2f s: %.2f GB/s, %.0f %% of them cached",
+        done.size_bytes / 1e6,
+        done.seconds,
+        done.gb_s,
+        100 * done.cached_bytes / max(1, done.size_bytes),
+    )
+
+
 def _wants_packed(settings: EngineSettings, dtype: torch.dtype) -> bool:
-    is_possible = not settings.is_compiled and can_pack(dtype)
+    is_possible = not settings.is_compiled and settings.weights != "streamed" and can_pack(dtype)
     if settings.pack == "on" and not is_possible:
         raise UnsupportedError(
             "weights cannot be packed: that needs bfloat16, a processor that multiplies it, and no "

@@ -27,6 +27,9 @@ class StepModel(Protocol):
 
     def drop_cache(self) -> None: ...
 
+    def clear_cache(self) -> None:
+        """Zeros where the cache is: its memory has come back with anything in it."""
+
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Write the rows' keys and values; logits `[samples, vocab]` float32 of the sample rows.
 

@@ -160,13 +160,26 @@ class ModelServer:
 
     async def _sleep(self, request: web.Request) -> web.Response:
         check_token(request.headers.get("Authorization"))
-        await asyncio.to_thread(self.engine.sleep)
+        weights = request.query.get("weights", "kept")
+        if weights not in ("kept", "released"):
+            raise RequestError("must be kept or released", where="weights")
+        releases = weights == "released"
+        await asyncio.to_thread(self.engine.sleep, releases_weights=releases)
         return web.json_response({"status": "asleep"})
 
     async def _wake(self, request: web.Request) -> web.Response:
         check_token(request.headers.get("Authorization"))
-        await asyncio.to_thread(self.engine.wake)
-        return web.json_response({"status": "ready"})
+        woken = await asyncio.to_thread(self.engine.wake)
+        found: dict[str, Any] = {"status": "ready"}
+        if woken is not None:
+            found |= {"cache_blocks": woken.blocks, "keeps_graphs": woken.keeps_graphs}
+            if (read := woken.weights) is not None:
+                found["weights"] = {
+                    "size_bytes": read.size_bytes,
+                    "seconds": round(read.seconds, 4),
+                    "gb_s": round(read.gb_s, 3),
+                }
+        return web.json_response(found)
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [self._model_object()]})

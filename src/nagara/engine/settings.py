@@ -31,15 +31,22 @@ class EngineSettings:
     is_compiled: bool = False
     has_graphs: bool = True  # on CUDA: steps in which everyone generates are captured and replayed
     is_batch_invariant: bool = False  # refuse what computes a row differently beside other rows
+    weights: str = (
+        "auto"  # mapped from their files (on a CPU), or streamed into memory of their own
+    )
+    readers: int = 4  # threads that stream weights
     is_checking: bool = False  # poison what nobody may read and audit the cache when idle
 
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES)
         _one_of("kernel", self.kernel, KERNELS)
+        _one_of("weights", self.weights, ("auto", "mapped", "streamed"))
+        if self.weights == "mapped" and self.device != "cpu":
+            raise UnsupportedError("only a CPU computes with mapped weights", where="weights")
         _one_of("pack", self.pack, ("auto", "on", "off"))
         if self.depth not in (0, 1):
             raise UnsupportedError("depth must be 0 or 1", where="depth")
-        for name in ("max_concurrency", "max_waiting", "block_size", "chunk_rows"):
+        for name in ("max_concurrency", "max_waiting", "block_size", "chunk_rows", "readers"):
             if getattr(self, name) < 1:
                 raise UnsupportedError(f"{name} must be at least 1", where=name)
         if self.is_compiled and self.kernel not in ("auto", "torch"):

@@ -71,6 +71,9 @@ class SimulatedModel:
     def drop_cache(self) -> None:
         self._cache = torch.empty(0)
 
+    def clear_cache(self) -> None:
+        self._cache.fill_(-1)
+
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Logits with one peak and a flat rest."""
         size, table = self._block_size, inputs.table.long()

@@ -6,7 +6,7 @@ checkpoint of the process. Only a tensor whose type must change is copied.
 """
 
 import mmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class TensorSource(Protocol):
+    """Gives a model's tensors by name."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor: ...
 
 
 class MappedWeights:
@@ -41,15 +49,7 @@ class MappedWeights:
         Raises:
             ModelFolderError: the folder has no such tensor, or one of another shape.
         """
-        place = self._folder.tensors.get(name)
-        if place is None:
-            raise ModelFolderError(f"holds no tensor {name!r}", where=str(self._folder.path))
-        if place.shape != shape:
-            raise ModelFolderError(
-                f"gives {name!r} the shape {place.shape} where the configuration needs {shape}",
-                where=str(place.file),
-            )
-        return self._load(place)
+        return self._load(checked_place(self._folder, name, shape))
 
     def _load(self, place: TensorPlace) -> torch.Tensor:
         dtype = TORCH_DTYPES.get(place.dtype)
@@ -70,6 +70,23 @@ class MappedWeights:
             return tensor
         self.copied_bytes += count * self._dtype.itemsize
         return tensor.to(self._dtype)
+
+
+def checked_place(folder: ModelFolder, name: str, shape: tuple[int, ...]) -> TensorPlace:
+    """Where a folder has a tensor.
+
+    Raises:
+        ModelFolderError: the folder has no such tensor, or one of another shape.
+    """
+    place = folder.tensors.get(name)
+    if place is None:
+        raise ModelFolderError(f"holds no tensor {name!r}", where=str(folder.path))
+    if place.shape != shape:
+        raise ModelFolderError(
+            f"gives {name!r} the shape {place.shape} where the configuration needs {shape}",
+            where=str(place.file),
+        )
+    return place
 
 
 def pick_dtype(wanted: str, stored: str) -> torch.dtype:

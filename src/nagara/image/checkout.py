@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nagara.image.tree import Node, printable, walk
+from nagara.store.local import full_disk_named
 from nagara.store.reader import FileReader
 from nagara.store.sink import FileSink
 from nagara.store.store import Store
@@ -38,9 +39,10 @@ class CheckedOut:
 def check_out(store: Store, tree: Node, target: Path) -> CheckedOut:
     """Makes the tree below `target`, which must be an empty folder or not exist.
 
-    Raises `StoreError`, OSError.
+    Raises `StoreError` (`FullError` from a full disk), OSError.
     """
-    return _Checkout(store, target).run(tree)
+    with full_disk_named(target):
+        return _Checkout(store, target).run(tree)
 
 
 class _Checkout:

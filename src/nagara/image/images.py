@@ -12,6 +12,7 @@ An image is a root of the store (kind `images`):
 Its fingerprint is the index's name: equal fingerprints, equal trees. Blocking; from any thread.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from typing import Any
 from nagara.image.errors import ImageError, UnknownImageError
 from nagara.image.index import build_index
 from nagara.image.index_reader import read_index
-from nagara.image.tree import Node, printable, walk
-from nagara.store.errors import AbsentError, BadNameError, CorruptError
+from nagara.image.tree import Node, contents, printable, walk
+from nagara.store.errors import AbsentError, BadNameError, CorruptError, StoreError
 from nagara.store.local import LocalTier
 from nagara.store.names import ObjectName, parse_name
 from nagara.store.roots import (
@@ -35,6 +36,7 @@ from nagara.store.roots import (
 )
 from nagara.store.store import Store
 
+_log = logging.getLogger(__name__)
 KIND = "images"
 
 
@@ -200,12 +202,27 @@ def load_lower(store: Store, index: ObjectName) -> Node:
 
 
 def fetch_metadata(store: Store, image: Image, deadline_s: float | None = None) -> None:
-    """Brings index, list and trace here, all at once: each wait is a round trip."""
-    wanted = [image.index, image.list]
-    wanted += [name for name in (image.trace, image.trace_list) if name is not None]
+    """Brings index, list and trace here, all at once: each wait is a round trip.
+
+    A trace may have been recorded here, and evicted: it is done without.
+    """
+    trace = [name for name in (image.trace, image.trace_list) if name is not None]
     limit_s = store.deadline(deadline_s)
-    with ThreadPoolExecutor(len(wanted), "metadata") as pool:
-        for _ in pool.map(lambda name: store.ensure(name, limit_s), wanted):
+    wanted = [image.index, image.list, *trace]
+    absent = [name for name in wanted if not store.local.has(name)]
+    if not absent:
+        return  # threads take longer to begin than this took
+
+    def bring(name: ObjectName) -> None:
+        try:
+            store.ensure(name, limit_s)
+        except StoreError as error:
+            if name not in trace:
+                raise
+            _log.warning("%s starts without its trace: %s", image.name, error)
+
+    with ThreadPoolExecutor(len(absent), "metadata") as pool:
+        for _ in pool.map(bring, absent):
             pass
 
 
@@ -217,9 +234,9 @@ def check_index(store: Store, image: Image) -> Node:
         ImageError: it needs objects that its list does not keep.
     """
     tree = load_tree(store, image)
-    kept = set(read_list(store, image.list))
-    for path, node in walk(tree):
-        if node.content is not None and node.content not in kept:
+    lost = contents(tree) - set(read_list(store, image.list))
+    for path, node in walk(tree) if lost else ():
+        if node.content in lost:
             raise ImageError(
                 "its list does not keep all that its index needs", where=printable(path)
             )

@@ -78,6 +78,7 @@ class _Reader:
         if blocks * BLOCK != len(data) or fields[10] or fields[11]:
             raise BadIndexError("its size is not the one it says")
         self._data = data
+        self._size = len(data)
         self._root = root
         self._left = inodes  # inodes that may still be met
         self._is_layer = is_layer
@@ -172,8 +173,12 @@ class _Reader:
             raise BadIndexError("only a file's content may be elsewhere")
 
     def _inode(self, nid: int) -> _Inode:
-        raw = self._slice(nid * SLOT, INODE.size)
-        (form, icount, mode, _, size, union, _, uid, gid, seconds, nano, nlink) = INODE.unpack(raw)
+        at = nid * SLOT
+        if at + INODE.size > self._size:
+            raise BadIndexError("something lies beyond its end")
+        (form, icount, mode, _, size, union, _, uid, gid, seconds, nano, nlink) = INODE.unpack_from(
+            self._data, at
+        )
         layout = form >> 1
         if not form & 1 or layout not in (PLAIN, INLINE, CHUNKED) or nano >= 10**9:
             raise BadIndexError("an inode of an unknown form")
@@ -181,7 +186,7 @@ class _Reader:
             raise BadIndexError("a file that is too large")
         if seconds >= 1 << 63:
             seconds -= 1 << 64
-        at = nid * SLOT + INODE.size
+        at += INODE.size
         xattr_bytes = 12 + 4 * (icount - 1) if icount else 0
         return _Inode(
             layout, mode, size, union, uid, gid, seconds * 10**9 + nano, nlink, at, at + xattr_bytes
@@ -214,7 +219,7 @@ class _Reader:
         return found
 
     def _slice(self, start: int, length: int) -> memoryview:
-        if start < 0 or start + length > len(self._data):
+        if start < 0 or start + length > self._size:
             raise BadIndexError("something lies beyond its end")
         return self._data[start : start + length]
 

@@ -30,7 +30,7 @@ from nagara.image.fuse_wire import MAX_READ_BYTES
 from nagara.image.mounts import MountError, device_of, mount_points
 
 _log = logging.getLogger(__name__)
-READ_AHEAD_KIB = 32768
+READ_AHEAD_KIB = 2048
 MOUNT_SOURCE = "nagara"  # what mountinfo calls our FUSE mounts
 _START_S = 20.0
 _END_S = 5.0

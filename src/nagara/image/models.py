@@ -194,10 +194,19 @@ def unfinished_models(models_dir: Path) -> list[Path]:
     return sorted(models_dir.glob(f"{_ADDING}*"))
 
 
-def publish_model(models_dir: Path, staged: Path, name: str, origin: Origin) -> ModelFolder:
+def publish_model(
+    models_dir: Path,
+    staged: Path,
+    name: str,
+    origin: Origin,
+    weights: Mapping[str, str] | None = None,
+) -> ModelFolder:
     """Makes the prepared folder a model: all its bytes are on the disk before its name is there.
 
     Call it inside `adding`.
+
+    Args:
+        weights: tensor → hash of its values, for whoever reads them; None where not known.
 
     Raises:
         ModelError: a model of that name exists.
@@ -211,7 +220,7 @@ def publish_model(models_dir: Path, staged: Path, name: str, origin: Origin) -> 
             hint=f"choose another --name, or first `nagara models rm {name}`",
         )
     files = read_files(staged)
-    record = {
+    record: dict[str, Any] = {
         "name": name,
         "digest": digest_files(files),
         "source": origin.source,
@@ -220,6 +229,8 @@ def publish_model(models_dir: Path, staged: Path, name: str, origin: Origin) -> 
         "files": [asdict(file) for file in files],
     }
     _make_durable(staged)
+    if weights is not None:
+        record["weights"] = dict(weights)
     text = json.dumps(record, indent=2) + "\n"
     write_durably(staged / RECORD_NAME, text.encode(), mode=0o644)
     staged.rename(folder)

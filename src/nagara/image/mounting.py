@@ -101,6 +101,7 @@ class ImageMounts:
         supervise: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)  # probing may have made it; what is mounted in it is not for everybody
         self._folder = folder
         self.objects = objects
         self._open_store = open_store

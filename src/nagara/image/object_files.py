@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 from nagara.image import fuse_wire as wire
 from nagara.image.fuse_channel import Answer, Later, answer_buffer
+from nagara.image.read_ahead import ReadAhead
 from nagara.image.recorder import Recorder
 from nagara.store.errors import BadNameError
 from nagara.store.names import ObjectName, parse_name
@@ -66,6 +67,12 @@ class OpenObjects:
         self._keep(name, reader)
         return True
 
+    def prepare(self, name: ObjectName, start: int, deadline_s: float) -> None:
+        """Gets the chunk at `start` of a large object ready. Raises `StoreError`."""
+        reader = self.open(name, deadline_s)
+        if not reader.is_here(start, 1):
+            reader.need(start, 1, deadline_s)
+
     def _keep(self, name: ObjectName, reader: Reader) -> None:
         with self._lock:
             self._readers[name] = reader
@@ -113,6 +120,7 @@ class ObjectFiles:
         recorder: Recorder | None = None,
     ) -> None:
         self._objects = OpenObjects(store)
+        self._ahead = ReadAhead(self._objects.prepare)
         self._store = store
         self._known = known
         self._recorder = recorder or Recorder()
@@ -123,8 +131,12 @@ class ObjectFiles:
         unique, operation = request.unique, request.operation
         if operation == wire.READ:
             name = self._name(request.node)
-            self._recorder.read(name, wire.read_in(request)[0])
-            return read_object(self._objects, name, request, deadline_s)
+            answer = read_object(self._objects, name, request, deadline_s)
+            if name.is_chunked:
+                offset, _ = wire.read_in(request)
+                self._recorder.read(name, offset)
+                self._ahead.read(name, offset, is_ready=not callable(answer))
+            return answer
         if operation == wire.OPEN:
             return self._open(request)
         if operation == wire.LOOKUP:

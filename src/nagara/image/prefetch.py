@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
-from nagara.image.trace import Pack, Trace
+from nagara.image.trace import Pack, Trace, touches_of
 from nagara.store.errors import CorruptError, StoreError
 from nagara.store.names import CHUNK_BYTES, ObjectName
 from nagara.store.roots import read_list
@@ -31,25 +31,54 @@ _WORTH = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is. `left` counts objects; `error` is the first one."""
+    """How far a job is.
+
+    `left` counts objects, and single chunks of large ones; `error` is the first one.
+    """
 
     objects: int = 0
     bytes: int = 0
     left: int = 0
     error: str | None = None
+    is_running: bool = False
+
+
+class _Job:
+    """One job's progress. Called from any thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.progress = Progress(is_running=True)
+        self._lock = threading.Lock()
+
+    def add(
+        self, *, objects: int = 0, size: int = 0, left: int = 0, error: str | None = None
+    ) -> None:
+        with self._lock:
+            now = self.progress
+            self.progress = replace(
+                now,
+                objects=now.objects + objects,
+                bytes=now.bytes + size,
+                left=now.left + left,
+                error=now.error or error,
+            )
+
+    def end(self) -> None:
+        with self._lock:
+            self.progress = replace(self.progress, is_running=False)
 
 
 class Prefetcher:
-    """The jobs of one daemon, by name. A new job of a name replaces the old one's progress."""
+    """The jobs of one daemon, by name; of several with one name the latest is shown."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._progress: dict[str, Progress] = {}
+        self._jobs: dict[str, _Job] = {}
 
     def start_trace(self, name: str, trace: Trace) -> None:
         """Begins to fetch what a trace names, in its order."""
-        self._begin(name, lambda: self.fetch_trace(name, trace))
+        self._begin(name, lambda job: self._fetch_trace(job, trace))
 
     def start_fill(
         self, name: str, list_name: ObjectName, first: Sequence[ObjectName] = ()
@@ -59,17 +88,18 @@ class Prefetcher:
         Args:
             first: the order to fetch in, as far as it matters (weights in the order of files).
         """
-        self._begin(name, lambda: self.fill(name, list_name, first))
+        self._begin(name, lambda job: self._fill(job, list_name, first))
 
     def progress(self, name: str) -> Progress:
         """Of a job; all zeros for an unknown one."""
-        with self._lock:
-            return self._progress.get(name, Progress())
+        job = self._jobs.get(name)
+        return Progress() if job is None else job.progress
 
-    def fetch_trace(self, name: str, trace: Trace) -> None:
+    def _fetch_trace(self, job: _Job, trace: Trace) -> None:
         """Fetches what a trace names; returns when all was tried."""
-        store = self._store
-        missing = {each for each, _ in trace.objects if not store.local.has(each)}
+        has = self._store.local.has
+        missing = {each for each in dict(trace.objects) if not has(each)}
+        touches = [(each, chunk) for each, chunk in touches_of(trace) if each in missing]
         with ThreadPoolExecutor(AT_ONCE, "prefetch") as pool:
             packed: set[ObjectName] = set()
             pieces: list[Callable[[], None]] = []
@@ -77,45 +107,50 @@ class Prefetcher:
                 wanted = {member for member, _ in pack.members} & missing
                 if sum(each.size for each in wanted) >= _WORTH * pack.name.size:
                     packed |= wanted
-                    pieces += self._pack_work(name, pack, wanted)
-            self._add(name, left=len(missing))
+                    pieces += self._pack_work(job, pack, wanted)
+            job.add(left=len(touches))
             first = [pool.submit(piece) for piece in pieces]
-            rest = [
-                pool.submit(self._one, name, each, chunks)
-                for each, chunks in trace.objects
-                if each in missing and each not in packed
-            ]
-            for job in (*first, *rest):
-                job.result()
+            counted: set[ObjectName] = set()
+            for each, chunk in touches:
+                if each.is_chunked:
+                    is_new = each not in counted
+                    counted.add(each)
+                    first.append(pool.submit(self._chunk, job, each, chunk, is_new=is_new))
+                elif each not in packed:
+                    first.append(pool.submit(self._one, job, each))
+            for piece_of in first:
+                piece_of.result()
             # What a pack did not bring (it failed, or was cut) comes singly.
-            for job in [pool.submit(self._one, name, each, ()) for each in packed]:
-                job.result()
+            list(pool.map(lambda each: self._one(job, each), packed))
 
-    def fill(self, name: str, list_name: ObjectName, first: Sequence[ObjectName] = ()) -> None:
+    def _fill(self, job: _Job, list_name: ObjectName, first: Sequence[ObjectName]) -> None:
         """Fetches a whole list, proves it, and records that it is complete for this boot."""
         store = self._store
         listed = dict.fromkeys([*read_list(store, list_name), list_name])
         names = list(dict.fromkeys([*(each for each in first if each in listed), *listed]))
-        self._add(name, left=len(names))
+        job.add(left=len(names))
         with ThreadPoolExecutor(AT_ONCE, "fill") as pool:
-            list(pool.map(lambda each: self._one(name, each, ()), names))
-        if self.progress(name).error is None:
+            list(pool.map(lambda each: self._one(job, each), names))
+        if job.progress.error is None:
             check_complete(store, list_name, names)
 
-    def _begin(self, name: str, work: Callable[[], None]) -> None:
-        with self._lock:
-            self._progress[name] = Progress()
+    def _begin(self, name: str, work: Callable[[_Job], None]) -> None:
+        job = self._jobs[name] = _Job(name)
 
         def run() -> None:
             try:
-                work()
+                work(job)
             except (NagaraError, OSError) as error:
                 _log.warning("prefetching for %s ended: %s", name, error)
-                self._add(name, error=str(error))
+                job.add(error=str(error))
+            finally:
+                job.end()
 
         threading.Thread(target=run, name=f"prefetch {name}", daemon=True).start()
 
-    def _pack_work(self, job: str, pack: Pack, wanted: set[ObjectName]) -> list[Callable[[], None]]:
+    def _pack_work(
+        self, job: _Job, pack: Pack, wanted: set[ObjectName]
+    ) -> list[Callable[[], None]]:
         """Calls that each read one stretch of a pack and take the members out of it."""
         work = []
         stretch: list[tuple[ObjectName, int]] = []
@@ -130,25 +165,24 @@ class Prefetcher:
         return work
 
     def _stretch(
-        self, job: str, pack: Pack, members: tuple[tuple[ObjectName, int], ...]
+        self, job: _Job, pack: Pack, members: tuple[tuple[ObjectName, int], ...]
     ) -> Callable[[], None]:
         def read() -> None:
             start = members[0][1]
             end = members[-1][1] + members[-1][0].size
+
+            def take(data: memoryview) -> None:
+                found = [(name, data[at - start : at - start + name.size]) for name, at in members]
+                self._keep(job, found)
+
             try:
-                data = memoryview(
-                    self._store.transfer.range(pack.name, start, end - start, _deadline())
-                )
-                self._keep(
-                    job,
-                    [(name, data[at - start : at - start + name.size]) for name, at in members],
-                )
+                self._store.transfer.range(pack.name, start, end - start, _deadline(), take)
             except (StoreError, OSError) as error:
                 _log.info("a pack was of no use: %s", error)
 
         return read
 
-    def _keep(self, job: str, members: Sequence[tuple[ObjectName, memoryview]]) -> None:
+    def _keep(self, job: _Job, members: Sequence[tuple[ObjectName, memoryview]]) -> None:
         local = self._store.local
         right = []
         for name, content in members:
@@ -157,48 +191,39 @@ class Prefetcher:
             if not local.has(name):
                 right.append((name, content))
         local.keep(right)
-        self._add(job, objects=len(right), size=sum(name.size for name, _ in right))
+        job.add(objects=len(right), size=sum(name.size for name, _ in right))
 
-    def _one(self, job: str, name: ObjectName, chunks: Iterable[int]) -> None:
-        """One object, or some chunks of it; `left` goes down whatever becomes of it."""
+    def _one(self, job: _Job, name: ObjectName) -> None:
+        """A whole object."""
         store = self._store
-        try:
-            if store.local.has(name):
-                return
-            if chunks:
-                reader = store.open(name, _deadline())
-                for chunk in chunks:
-                    start = chunk * CHUNK_BYTES
-                    if not reader.is_here(start, 1):
-                        reader.read_into(memoryview(bytearray(1)), start, _deadline())
-                        self._add(job, size=CHUNK_BYTES)
-            else:
-                store.ensure(name, _deadline())
-                self._add(job, size=name.size)
-            self._add(job, objects=1)
-        except (StoreError, OSError) as error:
-            self._add(job, error=str(error))
-        finally:
-            self._add(job, left=-1)
 
-    def _add(
-        self,
-        job: str,
-        *,
-        objects: int = 0,
-        size: int = 0,
-        left: int = 0,
-        error: str | None = None,
-    ) -> None:
-        with self._lock:
-            now = self._progress.get(job, Progress())
-            self._progress[job] = replace(
-                now,
-                objects=now.objects + objects,
-                bytes=now.bytes + size,
-                left=now.left + left,
-                error=now.error or error,
-            )
+        def fetch() -> None:
+            if not store.local.has(name):
+                store.ensure(name, _deadline())
+                job.add(objects=1, size=name.size)
+
+        self._tried(job, fetch)
+
+    def _chunk(self, job: _Job, name: ObjectName, index: int, *, is_new: bool) -> None:
+        """A chunk of a large object; `is_new`: the first of it."""
+
+        def fetch() -> None:
+            start = index * CHUNK_BYTES
+            reader = self._store.open(name, _deadline())
+            if not reader.is_here(start, 1):
+                reader.need(start, 1, _deadline())
+                job.add(objects=int(is_new), size=min(CHUNK_BYTES, name.size - start))
+
+        self._tried(job, fetch)
+
+    def _tried(self, job: _Job, fetch: Callable[[], None]) -> None:
+        """`left` goes down whatever becomes of it."""
+        try:
+            fetch()
+        except (StoreError, OSError) as error:
+            job.add(error=str(error))
+        finally:
+            job.add(left=-1)
 
 
 def check_complete(store: Store, list_name: ObjectName, names: Iterable[ObjectName]) -> bool:

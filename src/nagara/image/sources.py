@@ -24,6 +24,7 @@ from nagara.image.content_writer import ContentWriter
 from nagara.image.errors import SourceError
 from nagara.image.file_memory import FileMemory
 from nagara.image.folder_import import import_folder
+from nagara.image.identity import GROUP, KEY, PASSWD, find_file, find_identity, to_config
 from nagara.image.images import Added, Image, add_image, list_images
 from nagara.image.lazy_layer import MOUNT_SOURCE
 from nagara.image.model_import import read_model
@@ -38,6 +39,7 @@ from nagara.store.roots import read_list, write_root
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
+_TABLE_LIMIT_BYTES = 1 << 20
 _MISSING = "Missing"  # in an image's configuration: libraries this machine does not have
 KINDS = ("dir", "venv", "oci", "docker-archive", "registry", "model", "layer")
 _FOLDERS = ("dir", "venv", "model", "layer")
@@ -119,6 +121,7 @@ def import_image(
         missing = tuple((found.config or {}).get(_MISSING, ()))
     else:
         missing = found.missing
+        config = {**found.config, **_identity(store, found)}
         added = add_image(
             store,
             name,
@@ -126,7 +129,7 @@ def import_image(
             str(source),
             new=writer.new,
             is_layer=source.kind == "layer",
-            config={**found.config, **({_MISSING: list(missing)} if missing else {})},
+            config={**config, **({_MISSING: list(missing)} if missing else {})},
             source_state=found.state,
         )
     image = added.image
@@ -166,6 +169,22 @@ class _Found:
     config: Mapping[str, Any]
     missing: tuple[str, ...] = ()
     state: str | None = None
+
+
+def _identity(store: Store, found: _Found) -> dict[str, Any]:
+    """The numbers of the configuration's user, where it names one."""
+    user = found.config.get("User")
+    if not user:
+        return {}
+    tables = [_table(store, found.tree, path) for path in (PASSWD, GROUP)]
+    return {KEY: to_config(find_identity(str(user), *tables))}
+
+
+def _table(store: Store, tree: Node, path: bytes) -> bytes:
+    node = find_file(tree, path)
+    if node is None or node.size > _TABLE_LIMIT_BYTES:
+        return b""
+    return node.inline or (store.read(node.content) if node.content else b"")
 
 
 def _added_before(store: Store, image: Image) -> Added:

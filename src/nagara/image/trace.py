@@ -8,8 +8,9 @@ away is then a few large reads. A trace comes from outside: it is only ever a hi
 fetch, every byte of it is proven by the members' own names, and what is malformed is refused.
 """
 
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,30 +38,38 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What to fetch, in order; `chunks` of a small object is empty."""
+    """What to fetch, in order; `chunks` of a small object is empty.
+
+    A large object stands there as often as other ones were touched between its chunks.
+    """
 
     objects: tuple[tuple[ObjectName, tuple[int, ...]], ...]
     packs: tuple[Pack, ...] = ()
 
 
 def from_touches(touches: Iterable[Touch]) -> Trace:
-    """A trace of one recording: objects by their first touch, chunks by theirs."""
-    found: dict[ObjectName, dict[int, None]] = {}
-    for name, chunk in touches:
-        chunks = found.setdefault(name, {})
-        if name.is_chunked:
-            chunks.setdefault(chunk)
-    return Trace(tuple((name, tuple(chunks)) for name, chunks in found.items()))
+    """A trace of one recording: each touch once, where it came first."""
+    found: list[tuple[ObjectName, list[int]]] = []
+    for name, chunk in dict.fromkeys(touches):
+        if not name.is_chunked:
+            found.append((name, []))
+        elif found and found[-1][0] == name:
+            found[-1][1].append(chunk)
+        else:
+            found.append((name, [chunk]))
+    return Trace(tuple((name, tuple(chunks)) for name, chunks in found))
+
+
+def touches_of(trace: Trace) -> Iterator[Touch]:
+    """The inverse of `from_touches`."""
+    for name, chunks in trace.objects:
+        for chunk in chunks or (0,):
+            yield name, chunk
 
 
 def merge(older: Trace, newer: Trace) -> Trace:
     """Everything of both, the newer one's order first. Packs are made anew afterwards."""
-    merged: dict[ObjectName, dict[int, None]] = {}
-    for name, chunks in (*newer.objects, *older.objects):
-        known = merged.setdefault(name, {})
-        for chunk in chunks:
-            known.setdefault(chunk)
-    return Trace(tuple((name, tuple(chunks)) for name, chunks in merged.items()))
+    return from_touches(itertools.chain(touches_of(newer), touches_of(older)))
 
 
 def plan_packs(trace: Trace) -> list[list[ObjectName]]:

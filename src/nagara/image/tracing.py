@@ -34,7 +34,14 @@ def wants_recording(image: Image) -> bool:
 
 
 def add_recording(store: Store, image: Image, touches: Iterable[Touch]) -> Image:
-    """Merges a recording into the image's trace, packs it, and writes the image's root anew.
+    """`with_recording`, and the image's root is written anew."""
+    traced = with_recording(store, image, touches)
+    write_root(store.local, traced.to_root())
+    return traced
+
+
+def with_recording(store: Store, image: Image, touches: Iterable[Touch]) -> Image:
+    """Merges a recording into the image's trace and packs it.
 
     Everything touched has to be in the local folder, as it is right after a start.
     Returns the image with its new trace.
@@ -48,9 +55,7 @@ def add_recording(store: Store, image: Image, touches: Iterable[Touch]) -> Image
     packs = tuple(_pack(store, members) for members in plan_packs(trace))
     stored = store.put_bytes(write_trace(Trace(trace.objects, packs)))
     kept = put_list(store, [stored, *(pack.name for pack in packs)])
-    traced = replace(image, trace=stored, trace_list=kept, starts=image.starts + 1)
-    write_root(store.local, traced.to_root())
-    return traced
+    return replace(image, trace=stored, trace_list=kept, starts=image.starts + 1)
 
 
 def _pack(store: Store, members: list[ObjectName]) -> Pack:

@@ -96,9 +96,17 @@ def walk(root: Node) -> Iterator[tuple[bytes, Node]]:
             pending.extend((prefix + name, node.kids[name]) for name in sorted(node.kids)[::-1])
 
 
-def contents(root: Node) -> list[ObjectName]:
-    """The objects a tree needs, each once, sorted."""
-    return sorted({node.content for _, node in walk(root) if node.content is not None})
+def contents(root: Node) -> set[ObjectName]:
+    """The objects a tree needs."""
+    found: set[ObjectName] = set()
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        if node.content is not None:
+            found.add(node.content)
+        if node.kids:
+            pending.extend(node.kids.values())
+    return found
 
 
 def check_node(node: Node, path: bytes) -> None:

@@ -10,6 +10,7 @@ from nagara.contract.replica import CaptureOrder, ImageOrder, StartOrder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _IMAGES = ("host", "dir:", "venv:", "oci:", "docker-archive:", "registry:", "image:")
+_WITH_COMMANDS = _IMAGES[3:]
 _INDEX = re.compile(r"[a-z2-7.0-9]{1,100}")
 
 
@@ -22,15 +23,23 @@ def check_order(order: StartOrder | CaptureOrder) -> None:
     check_image(spec.image, spec.app)
     if spec.image != "host" and not _INDEX.fullmatch(spec.image_index or ""):
         raise NodeError("the image's index is not named", where=spec.app, hint="deploy it again")
-    if not spec.command:
+    if not spec.command and not may_name_command(spec.image):
         raise NodeError("the command is empty", where=spec.app)
     if not 0 < spec.port < 65536:
         raise NodeError(f"{spec.port} is not a port", where=spec.app)
     if not spec.ready_path.startswith("/") or not spec.canary.path.startswith("/"):
         raise NodeError("paths begin with a slash", where=spec.app)
-    texts = (*spec.command, *(part for pair in spec.env for part in pair))
+    for name, _ in spec.secrets:
+        check_name("secret", name)
+    pairs = (*spec.env, *spec.secrets)
+    texts = (*spec.command, *(part for pair in pairs for part in pair))
     if any("\0" in text for text in texts):
         raise NodeError("the command or environment contains a zero byte", where=spec.app)
+
+
+def may_name_command(image: str) -> bool:
+    """What such a source brings can say itself what runs in it."""
+    return image.startswith(_WITH_COMMANDS)
 
 
 def check_image(image: str, app: str) -> None:

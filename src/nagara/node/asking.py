@@ -91,8 +91,8 @@ async def canary_answer(port: Port, question: Question) -> str:
     return canonical(question, answer)
 
 
-async def ask_step(port: Port, step: HookStep, token: str, timeout_s: float) -> None:
-    """A request of a hook. Raises `CanaryError` unless it is answered with a 2xx."""
+async def ask_step(port: Port, step: HookStep, token: str, timeout_s: float) -> bytes:
+    """A request of a hook; what it is answered with. Raises `CanaryError` unless that is a 2xx."""
     assert step.path is not None
     try:
         answer = await _ask(port, step.path, step.body, timeout_s, method=step.method, token=token)
@@ -101,6 +101,7 @@ async def ask_step(port: Port, step: HookStep, token: str, timeout_s: float) -> 
     if not 200 <= answer.status < 300:
         shown = answer.body[:200].decode(errors="replace")
         raise CanaryError(f"{step.path} answered {answer.status}: {shown}")
+    return answer.body
 
 
 async def _ask(

@@ -17,6 +17,8 @@ from nagara.node.logs import ReplicaLogs
 from nagara.node.process_runtime import ProcessRuntime
 from nagara.node.replica_images import NodeImages
 from nagara.node.replica_trees import ReplicaTrees
+from nagara.node.sealing import SETTINGS_NAME, Sealing
+from nagara.node.snapshot_images import SnapshotImages
 from nagara.node.snapshots import NodeSnapshots
 from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.runc import Runc
@@ -74,17 +76,20 @@ def _container_node(
     image = HostImage(state=state, needed=_own_environment())
     images = node_images(state)
     trees = ReplicaTrees(image, images, models=state / "models", programs=Path(sys.prefix) / "bin")
-    layers = FrozenLayers(folder / "layers")
+    kept = SnapshotImages(images, Sealing(state / "snapshots" / SETTINGS_NAME))
+    layers = FrozenLayers(folder / "layers", kept.layer)
+    device = find_device()
     versions = (f"runc {tools.runc_version}", f"criu {tools.criu_version}", platform.machine())
-    facts = read_host_facts(versions)
+    facts = read_host_facts(versions, device)
     runtime = ContainerRuntime(
         state=folder,
         trees=trees,
         runc=Runc(tools.runc, tools.criu, folder / "runc"),
         keeper=keeper,
         layers=layers,
+        snapshots=kept,
         can_level=can_level(facts),
-        devices=DeviceOrders(find_device()),
+        devices=DeviceOrders(device),
     )
     missing = list(tools.missing)
     if shutil.which("mkfs.erofs") is None:
@@ -93,12 +98,13 @@ def _container_node(
         )
     snapshots = None
     if tools.criu is not None and not missing:
-        catalog = Catalog(state / "snapshots")
+        catalog = Catalog(state / "snapshots", kept.shelf, kept.tenants)
         snapshots = NodeSnapshots(
             catalog=catalog,
             facts=facts,
             runtime=runtime,
             layers=layers,
+            images=kept,
         )
     return LocalNode(
         root=folder / "replicas",

@@ -147,5 +147,18 @@ CAPABILITIES = (
         "servers use the CPU",
         "NVIDIA's driver, 570 or newer",
     ),
+    Capability(
+        "device_memory",
+        "saving what replicas have on a GPU",
+        "replicas on a GPU get no snapshots",
+        "driver 570 or newer; pip install 'nagara[nvidia]', or the command cuda-checkpoint",
+        needs=("cuda",),
+    ),
+    Capability(
+        "cdi",
+        "devices such as GPUs inside replicas' containers",
+        "apps cannot ask for devices",
+        "nvidia-ctk cdi generate --format=json --output=/etc/cdi/nvidia.json",
+    ),
     Capability("nvml", "what a GPU holds and how it is", "it is not reported", "NVIDIA's driver"),
 )

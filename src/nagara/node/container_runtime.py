@@ -21,10 +21,12 @@ from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.host_parts import Stopwatch, host_parts, tool_times
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
-from nagara.node.replica_hooks import after_restore, hook_environment, write_hook_files
+from nagara.node.replica_hooks import hook_environment, renew, wake, write_hook_files
 from nagara.node.replica_trees import ReplicaTrees, Tree
 from nagara.node.runtime import Running, substituted
-from nagara.sandbox.bundle import Bundle
+from nagara.node.snapshot_images import SnapshotImages, memory_of
+from nagara.sandbox.bundle import Bundle, User
+from nagara.sandbox.cdi import DeviceEdits, find_devices
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.identity import set_hostname
@@ -87,6 +89,7 @@ class ContainerRuntime:
         runc: Runc,
         keeper: KeeperClient,
         layers: FrozenLayers,
+        snapshots: SnapshotImages,
         devices: DeviceOrders,
         can_level: bool = False,
     ) -> None:
@@ -95,6 +98,7 @@ class ContainerRuntime:
         self.runc = runc
         self._keeper = keeper
         self._layers = layers
+        self._snapshots = snapshots
         self._can_level = can_level
         self._criu_config = state / "criu.conf"
         self._opened: dict[str, OpenedFiles] = {}  # of replicas that are to be saved
@@ -119,14 +123,14 @@ class ContainerRuntime:
         with waterfall.stage("files", "root"):
             tree = await self.trees.prepare(folder, spec, is_restore=False)
             reach("launch.upper")
-            write_hook_files(folder.upper, spec, is_new=True)
+            write_hook_files(folder.upper, spec, tree.run.identity, is_new=True)
             tree.mount(folder)
             reach("launch.mounted")
             self._note_opened(folder, spec)
         with contextlib.ExitStack() as undo, waterfall.stage("host", "launch"):
             namespace = NetworkNamespace.create()
             undo.callback(namespace.close)
-            self._write_bundle(folder, spec, tree, namespace)
+            await self._write_bundle(folder, spec, tree, namespace)
             reach("launch.bundle")
             command = self.runc.run_command(folder.name, folder.bundle, folder.pid_file)
             try:
@@ -153,9 +157,11 @@ class ContainerRuntime:
     ) -> Running:
         with waterfall.stage("files", "root"):
             tree = await self.trees.prepare(folder, spec, is_restore=True)
+            await in_thread(self._snapshots.mount, folder, snapshot)
+            reach("restore.image")
             frozen = await self._layers.mount(snapshot)
             reach("restore.layer")
-            write_hook_files(folder.upper, spec, is_new=False)
+            write_hook_files(folder.upper, spec, tree.run.identity, is_new=False)
             tree.mount(folder, above=(frozen,))
             reach("restore.mounted")
         launch, hooks = Stopwatch(), Stopwatch()
@@ -163,27 +169,30 @@ class ContainerRuntime:
             with waterfall.stage("host", "restore"), launch.running():
                 namespace = NetworkNamespace.create()
                 undo.callback(namespace.close)
-                self._write_bundle(folder, spec, tree, namespace)
+                await self._write_bundle(folder, spec, tree, namespace)
                 reach("restore.bundle")
                 command = self.runc.restore_command(
-                    folder.name, folder.bundle, folder.pid_file, snapshot.memory, folder.criu
+                    folder.name, folder.bundle, folder.pid_file, memory_of(folder), folder.criu
                 )
                 try:
                     pid = await self._launch(folder, command, log, _RESTORE_S)
                 except LaunchError as error:
-                    raise _restore_failure(folder, snapshot, error) from error
+                    lack = await in_thread(self._snapshots.not_fetched, folder.name)
+                    raise _restore_failure(folder, snapshot, error, lack) from error
                 reach("restore.running")
             telling = asyncio.create_task(in_thread(tool_times, folder.criu / "restore.log"))
             undo.callback(telling.cancel)
             with waterfall.stage("device", "restore"):
-                await in_thread(put_back_device, self.devices, pid, snapshot.memory)
+                await in_thread(put_back_device, self.devices, pid, memory_of(folder))
                 reach("restore.device")
+            self._snapshots.unmount(folder)
             with waterfall.stage("host", "identity and hooks"), hooks.running():
                 set_hostname(pid, folder.name)
                 reach("restore.named")
                 running = Running(pid, ContainerPort(namespace, spec.port))
-                env = _app_environment(spec)
-                await after_restore(self.runc, folder, running, spec, env)
+                await renew(folder, running, _app_environment(spec))
+            with waterfall.stage("device", "steps of the server"):
+                running.weights = await wake(self.runc, folder, running, spec)
                 reach("restore.renewed")
             running.host_parts = host_parts(await telling, launch.passed_s, hooks.passed_s)
             undo.pop_all()
@@ -213,6 +222,7 @@ class ContainerRuntime:
                 await in_thread(self.runc.delete, folder.name)
         reach("clear.deleted")
         unmount_tree(folder.path)
+        self._snapshots.forget(folder.name)
         reach("clear.rootless")
         await self.trees.release(folder)
         reach("clear.released")
@@ -241,12 +251,12 @@ class ContainerRuntime:
         )
 
     def _environment(self, folder: ReplicaFolder, spec: ReplicaSpec, tree: Tree) -> dict[str, str]:
-        own = {**tree.env, **_app_environment(spec)}
+        own = {**tree.run.env, **_app_environment(spec)}
         is_levelled = self._is_levelled(folder, spec)
         return {
-            "HOME": "/root",
+            "HOME": tree.run.identity.home,
             "LANG": "C.UTF-8",
-            **tree.env,
+            **tree.run.env,
             "NAGARA_REPLICA": folder.name,
             **_app_environment(spec),
             **hook_environment(spec, own),
@@ -258,22 +268,27 @@ class ContainerRuntime:
         is_capture = record is not None and record.is_capture
         return is_capture and spec.rules.is_wide and self._can_level
 
-    def _write_bundle(
+    async def _write_bundle(
         self, folder: ReplicaFolder, spec: ReplicaSpec, tree: Tree, namespace: NetworkNamespace
     ) -> None:
+        """Raises `CdiError` when a device is not there."""
+        devices = await in_thread(find_devices, spec.devices) if spec.devices else DeviceEdits()
+        who = tree.run.identity
         Bundle(
             container=folder.name,
             control_group=folder.control_group,
             root=folder.root,
-            command=tuple(substituted(part, _values(spec)) for part in spec.command),
+            command=tuple(substituted(part, _values(spec)) for part in tree.run.command_of(spec)),
             env=self._environment(folder, spec, tree),
-            folder=tree.folder,
+            folder=tree.run.folder,
+            user=User(who.uid, who.gid, who.groups),
             network_namespace=namespace.path,
             binds=tree.binds,
             cpu_cores=spec.limits.cpu,
             memory_bytes=spec.limits.memory_bytes,
             tasks=_tasks_limit(),
             criu_config=self._criu_config,
+            devices=devices,
         ).write(folder.bundle)
 
     def _note_opened(self, folder: ReplicaFolder, spec: ReplicaSpec) -> None:
@@ -324,14 +339,18 @@ def _values(spec: ReplicaSpec) -> dict[str, str]:
 
 
 def _app_environment(spec: ReplicaSpec) -> dict[str, str]:
-    return {name: substituted(value, _values(spec)) for name, value in spec.env}
+    env = {name: substituted(value, _values(spec)) for name, value in spec.env}
+    return {**env, **dict(spec.secrets)}
 
 
 def _restore_failure(
-    folder: ReplicaFolder, snapshot: Snapshot, error: LaunchError
+    folder: ReplicaFolder, snapshot: Snapshot, error: LaunchError, lack: str | None
 ) -> SnapshotError:
     """Whose fault a failed restore is. The checkpoint tool's own complaint counts against the
-    snapshot, unless the tool was killed or complains of what the machine lacks at the moment."""
+    snapshot, unless the tool was killed or complains of what the machine lacks at the moment, or
+    `lack`: a part of the snapshot did not come from where it was to be fetched."""
+    if lack is not None:
+        return RestoreError(f"could not be fetched: {lack}", where=snapshot.name)
     log = folder.criu / "restore.log"
     complaint = criu_complaint(log)
     was_killed = (error.exit_code_of_launcher or 0) < 0 or not criu_gave_up(log)

@@ -15,8 +15,10 @@ from nagara.image import probes as image
 from nagara.image.probing import probe
 from nagara.node.capabilities import CAPABILITIES, CONTAINERS, SNAPSHOTS, Capability
 from nagara.sandbox import probes as sandbox
+from nagara.sandbox.cdi import known_devices
 from nagara.sandbox.scratch import scratch_folder
 from nagara.sandbox.tools import Tools, find_tools
+from nagara.snapshot.device.cuda import CudaDevice
 from nagara.snapshot.device_probes import try_cuda, try_nvml
 from nagara.snapshot.self_test import self_test
 
@@ -118,6 +120,8 @@ def _probes(scratch: Path, tools: Tools) -> dict[str, Probe]:
         "huge_pages": sandbox.read_huge_pages,
         "page_cache": image.try_drop_caches,
         "cuda": try_cuda,
+        "device_memory": _device_memory,
+        "cdi": known_devices,
         "nvml": try_nvml,
     }
 
@@ -127,6 +131,19 @@ def _tool(path: Path | None, version: str | None, name: str, tools: Tools) -> st
         raise NagaraError(next((gap for gap in tools.missing if gap.startswith(name)), "not found"))
     doubt = next((doubt for doubt in tools.doubts if doubt.startswith(name)), None)
     return f"{version} at {path}" + (f"; {doubt}" if doubt else "")
+
+
+def _device_memory() -> str:
+    """How the driver's checkpoint calls are reached, and whether they are there."""
+    device = CudaDevice()
+    try:
+        facts = device.facts()
+    finally:
+        device.close()
+    if not facts.can_save:
+        raise NagaraError(facts.why_not or "the driver cannot save")
+    elsewhere = "also on another device" if facts.can_map else "on the same device"
+    return f"driver {facts.driver}, by {facts.way}; put back {elsewhere}"
 
 
 _METHODS = {

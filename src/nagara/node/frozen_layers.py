@@ -5,6 +5,8 @@ stand on it, and mounted again beside them.
 """
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from nagara.image.mounts import MountError, mount_erofs, unmount_if_mounted, unmount_tree
@@ -15,10 +17,18 @@ from nagara.snapshot.errors import BadSnapshotError, RestoreError
 
 
 class FrozenLayers:
-    """The mounts below one folder. Belongs to one event loop."""
+    """The mounts below one folder. Belongs to one event loop.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        layer: the file of a snapshot's layer, for as long as the context lasts, with the help of
+            a folder that it may make; blocking.
+    """
+
+    def __init__(
+        self, folder: Path, layer: Callable[[Snapshot, Path], AbstractContextManager[Path]]
+    ) -> None:
         self._folder = folder
+        self._layer = layer
         self._mounted: set[str] = set()
         self._turn = asyncio.Lock()
 
@@ -60,7 +70,8 @@ class FrozenLayers:
         target.mkdir(parents=True, exist_ok=True)
         unmount_if_mounted(target)  # somebody who was interrupted may have got here before
         try:
-            mount_erofs(snapshot.layer, target)
+            with self._layer(snapshot, target.with_name(f".{target.name}")) as file:
+                mount_erofs(file, target)
         except MountError as error:
             raise RestoreError(str(error), where=snapshot.name) from error
         if listing_digest(target) != snapshot.record.layer_digest:

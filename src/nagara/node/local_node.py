@@ -45,7 +45,7 @@ from nagara.node.replica import Replica, record_of, spoken
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
 from nagara.node.replica_images import NodeImages
 from nagara.node.replica_lease import put_under_lease
-from nagara.node.runtime import Running, Runtime
+from nagara.node.runtime import Running, Runtime, with_weights
 from nagara.node.snapshots import NodeSnapshots, NoSnapshot
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.keeper_client import KeeperClient, KeeperError, KeptChild
@@ -218,7 +218,7 @@ class LocalNode:
         report, rest = await in_thread(self._runtime.report, replica.folder, spec)
         if rest is not None:
             self._leisure.begin(rest)
-        return report
+        return with_weights(report, replica.running)
 
     async def capture(self, order: CaptureOrder) -> CaptureReport:
         if self._snapshots is None:
@@ -357,7 +357,7 @@ class LocalNode:
         assert self._snapshots is not None
         try:
             with waterfall.stage("files", "verify"):
-                await self._snapshots.verify(snapshot)
+                await self._snapshots.verify(snapshot, replica.name)
             reach("restore.verified")
             log = self._logs.path_for(replica.record)
             replica.running = await self._runtime.restore(
@@ -365,8 +365,9 @@ class LocalNode:
             )
             with waterfall.stage("canary"):
                 await self._snapshots.check_answer(replica.running, spec, snapshot)
-                await self._snapshots.count_success(snapshot)
+                rest = await self._snapshots.count_success(snapshot, replica.name)
                 reach("restore.answered")
+            self._leisure.begin(rest)
         except (NagaraError, OSError) as error:
             failure = error if isinstance(error, SnapshotError) else RestoreError(str(error))
             _log.warning("%s: not restored, starting plainly: %s", replica.record.app, failure)

@@ -22,7 +22,8 @@ from nagara.contract.node import NodeError, StartFailedError
 from nagara.contract.replica import FilesReport, ReplicaSpec
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
-from nagara.node.replica_images import HOST, NodeImages, ReplicaImages, run_settings
+from nagara.node.replica_images import HOST, NodeImages, ReplicaImages
+from nagara.node.run_settings import run_settings
 from nagara.node.runtime import Running, substituted
 from nagara.sandbox.keeper_client import KeeperClient, KeeperError, LaunchError
 from nagara.sandbox.leftovers import kill_session, start_mark
@@ -107,7 +108,7 @@ class ProcessRuntime:
                 )
             except LaunchError as error:
                 raise StartFailedError(
-                    f"{spec.command[0]} cannot be run: {error.what}", where=spec.app
+                    f"{command[0]} cannot be run: {error.what}", where=spec.app
                 ) from error
             folder.pid_file.write_text(f"{pid} {start_mark(pid) or ''}")
         return Running(pid, ProcessPort(port))
@@ -156,6 +157,7 @@ class ProcessRuntime:
             "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}",
             "NAGARA_REPLICA": folder.name,
             **{name: self._in_place(value, spec, port) for name, value in spec.env},
+            **dict(spec.secrets),
         }
 
     def _command_in(
@@ -163,16 +165,17 @@ class ProcessRuntime:
     ) -> tuple[list[str], dict[str, str]]:
         """In the copy of an image."""
         values = {"PORT": str(port)}
-        env, inside = run_settings(images.image)
-        env |= {name: substituted(value, values) for name, value in spec.env}
+        run = run_settings(images.image)
+        env = {**run.env} | {name: substituted(value, values) for name, value in spec.env}
+        env |= dict(spec.secrets)
         order = {
             "tree": str(images.layers[0]),
             "upper": str(folder.upper),
             "work": str(folder.work),
             "root": str(folder.root),
-            "folder": inside,
+            "folder": run.folder,
             "binds": [(str(self._models / m.name), f"/models/{m.name}") for m in spec.models],
-            "command": [substituted(part, values) for part in spec.command],
+            "command": [substituted(part, values) for part in run.command_of(spec)],
             "path": env["PATH"],
         }
         program = [sys.executable, "-P", "-m", "nagara.sandbox.enter_tree", json.dumps(order)]

@@ -3,6 +3,8 @@
     ID/record.json     whose replica it is; `ready` once it may serve
        upper/ work/    its own layer of the root file system
        root/           where the root is mounted
+       snapshot/       where the snapshot is mounted while it is restored
+       opened/         its files in memory, where they are encrypted
        bundle/         what the OCI runtime reads
        criu/           logs of the checkpoint tool
        pid             the first process, written by the runtime
@@ -68,6 +70,14 @@ class ReplicaFolder:
     @property
     def root(self) -> Path:
         return self.path / "root"
+
+    @property
+    def snapshot(self) -> Path:
+        return self.path / "snapshot"
+
+    @property
+    def opened(self) -> Path:
+        return self.path / "opened"
 
     @property
     def bundle(self) -> Path:

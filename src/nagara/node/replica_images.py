@@ -49,7 +49,6 @@ from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
 HOST = "host"
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STORED = "image:"  # an image that was imported under a name before
 _PART = "#"  # between a replica's folder and the number of what it holds
 _TREES_KEPT = 4  # of an app: the newest
@@ -112,7 +111,7 @@ class NodeImages:
         """Imports the app's image and models. Raises `BadImageError` naming the source."""
         begun_s = time.monotonic()
         with self._importing, _named(order.image):
-            store = self._opened().store(order.tenant)
+            store = self.opened().store(order.tenant)
             if order.image.startswith(STORED):
                 image = find_image(store, order.image.removeprefix(STORED))
                 new_bytes, missing = 0, tuple[str, ...]()
@@ -120,7 +119,7 @@ class NodeImages:
                 self._refuse_own_state(order.image)
                 added, missing = self._import(store, order)
                 image, new_bytes = added.image, added.new_bytes
-                self._opened().trust(order.tenant, image)
+                self.opened().trust(order.tenant, image)
             self._keep(store, image, order.app)
         for model in order.models:
             self._model_image(store, model)
@@ -217,7 +216,7 @@ class NodeImages:
         """
         assert spec.image_index is not None
         with _named(spec.image):
-            store = self._opened().store(spec.tenant)
+            store = self.opened().store(spec.tenant)
             name = app_image(spec.app, spec.image_index)
             if (image := _local_image(store, name)) is None:
                 self.bring(ImageOrder(spec.tenant, spec.app, spec.image))
@@ -236,7 +235,7 @@ class NodeImages:
         Raises `BadImageError`, or what the mount failed of.
         """
         image = self.find(spec)
-        mounts = self._opened()
+        mounts = self.opened()
         store = mounts.store(spec.tenant)
         models = [self._model_image(store, model) for model in spec.models]
         wanted = [*models, image]
@@ -253,7 +252,7 @@ class NodeImages:
         self, mounts: ImageMounts, replica: str, tenant: str, wanted: list[Image], *,
         prefer_lazy: bool,
     ) -> list[MountedImage]:  # fmt: skip
-        holders = [f"{self._holder(replica)}{number}" for number in range(len(wanted))]
+        holders = [f"{self.holder(replica)}{number}" for number in range(len(wanted))]
         try:
             return [
                 mounts.mount(tenant, image, holder, prefer_lazy=prefer_lazy)
@@ -279,7 +278,7 @@ class NodeImages:
             return files, lambda: None
         touched = {each.holder: self._touched(each) for each in images.mounted}
         reads = [touch for touches in touched.values() for touch in touches or ()]
-        progress = [self._opened().progress(each) for each in images.mounted]
+        progress = [self.opened().progress(each) for each in images.mounted]
         is_counted = all(touches is not None for touches in touched.values())
         report = FilesReport(
             kind=images.kind,
@@ -303,7 +302,7 @@ class NodeImages:
                 continue
             if trace not in self._traces:
                 try:
-                    raw = self._opened().store(tenant).read(trace)
+                    raw = self.opened().store(tenant).read(trace)
                     objects = read_trace(raw).objects
                 except NagaraError as error:
                     _log.warning("the trace of %s is not used: %s", each.image.name, error)
@@ -318,8 +317,8 @@ class NodeImages:
             try:
                 if touches := touched[each.holder]:
                     with self._tracing:
-                        self._opened().add_touches(each, touches)
-                self._opened().fill(each)
+                        self.opened().add_touches(each, touches)
+                self.opened().fill(each)
             except (NagaraError, OSError) as error:
                 _log.warning("%s: its trace is not kept: %s", each.image.name, error)
 
@@ -327,21 +326,21 @@ class NodeImages:
         if not wants_recording(mounted.image):
             return None
         try:
-            return self._opened().touches(mounted)
+            return self.opened().touches(mounted)
         except DaemonError as error:
             _log.warning("%s: nobody knows what it read: %s", mounted.image.name, error)
             return None
 
     def _tiers(self, tenant: str) -> tuple[TierRead, ...]:
         try:
-            reports = self._opened().tier_reports(tenant)
+            reports = self.opened().tier_reports(tenant)
         except DaemonError:
             return ()
         return tuple(TierRead(each.tier, each.hits, each.read_bytes) for each in reports)
 
     def weights(self, spec: ReplicaSpec) -> list[Path]:
         """The large objects of the app's models that are here, to be read ahead."""
-        store = self._opened().store(spec.tenant)
+        store = self.opened().store(spec.tenant)
         listed = (read_list(store, self._model_image(store, m).list) for m in spec.models)
         large = sorted({n for names in listed for n in names if n.is_chunked}, key=str)
         return [store.local.path(name) for name in large if store.local.has(name)]
@@ -352,8 +351,8 @@ class NodeImages:
         """The replica needs its images no more. May be repeated."""
         if self._mounts is None and not self._has_store():
             return
-        mounts = self._opened()
-        holder = self._holder(replica)
+        mounts = self.opened()
+        holder = self.holder(replica)
         for each in {pin.holder for pin in mounts.pins() if pin.holder.startswith(holder)}:
             mounts.release(each)
 
@@ -361,8 +360,8 @@ class NodeImages:
         """Releases what replicas of an earlier node held that are gone."""
         if self._mounts is None and not self._has_store():
             return
-        mounts = self._opened()
-        alive = tuple(self._holder(replica) for replica in replicas)
+        mounts = self.opened()
+        alive = tuple(self.holder(replica) for replica in replicas)
         holders = {pin.holder for pin in mounts.pins()}
         for holder in holders:
             if holder.startswith(alive) or not self._is_gone(holder):
@@ -384,7 +383,7 @@ class NodeImages:
         """Takes the names of the app's images away; `nagara store gc` frees what they kept."""
         if self._mounts is None and not self._has_store():
             return
-        local = self._opened().store(tenant).local
+        local = self.opened().store(tenant).local
         for image in list_images(local):
             if image.name.startswith(f"app.{app}."):
                 remove_image(local, image.name)
@@ -398,7 +397,7 @@ class NodeImages:
             self._mounts.objects.close()
             self._mounts = None
 
-    def _holder(self, replica: str) -> str:
+    def holder(self, replica: str) -> str:
         """Several nodes may share a store: a holder is named by its replica's folder."""
         return f"{self._replicas / replica}{_PART}"
 
@@ -412,22 +411,12 @@ class NodeImages:
     def _has_store(self) -> bool:
         return (self._state / "store/ledger.sqlite").exists()
 
-    def _opened(self) -> ImageMounts:
+    def opened(self) -> ImageMounts:
+        """The mounts, and the store under them; opened the first time."""
         with self._opening:
             if self._mounts is None:
                 self._mounts = self._open_mounts()
             return self._mounts
-
-
-def run_settings(image: Image) -> tuple[dict[str, str], str]:
-    """Environment and working folder that an image's source asks for."""
-    config = image.config or {}
-    env = {"PATH": SYSTEM_PATH}
-    for entry in config.get("Env") or ():
-        name, _, value = str(entry).partition("=")
-        env[name] = value
-    folder = str(config.get("WorkingDir") or "/")
-    return env, folder if folder.startswith("/") else f"/{folder}"
 
 
 def app_image(app: str, index: str) -> str:

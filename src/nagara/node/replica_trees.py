@@ -18,11 +18,10 @@ from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_images import (
     HOST,
-    SYSTEM_PATH,
     NodeImages,
     ReplicaImages,
-    run_settings,
 )
+from nagara.node.run_settings import SYSTEM_PATH, RunSettings, run_settings
 from nagara.sandbox.bundle import Bind
 
 
@@ -33,8 +32,7 @@ class Tree:
     layers: tuple[Path, ...]  # read-only, topmost first
     data: tuple[Path, ...]  # they only give bytes to the files of images
     binds: tuple[Bind, ...]
-    env: dict[str, str]
-    folder: str
+    run: RunSettings
     images: ReplicaImages | None
 
     def mount(self, replica: ReplicaFolder, above: Sequence[Path] = ()) -> None:
@@ -89,8 +87,8 @@ class ReplicaTrees:
         else:
             mount = self.images.mount
             images = await in_thread(mount, replica.name, spec, is_restore=is_restore)
-            env, folder = run_settings(images.image)
-            tree = Tree(images.layers, images.data_layers, (), env, folder, images)
+            run = run_settings(images.image)
+            tree = Tree(images.layers, images.data_layers, (), run, images)
         self._shown[replica.name] = tree
         return tree
 
@@ -104,7 +102,7 @@ class ReplicaTrees:
                 )
         needed = tuple(Bind(path, path) for path in self._needed)
         binds = needed + tuple(self._model_bind(model) for model in spec.models)
-        return Tree(self._host.layers, (), binds, {"PATH": self._path}, "/", None)
+        return Tree(self._host.layers, (), binds, RunSettings({"PATH": self._path}), None)
 
     async def release(self, replica: ReplicaFolder) -> None:
         """Takes back what the replica holds. May be repeated; after its mounts are gone."""
@@ -124,8 +122,7 @@ class ReplicaTrees:
         """Equal for equal trees run in the same way; part of a snapshot's key."""
         if spec.image == HOST:
             return [self._host.fingerprint(), self._path, *map(str, self._needed)]
-        env, folder = run_settings(self.images.find(spec))
-        return [spec.image_index, sorted(env.items()), folder]
+        return [spec.image_index, *run_settings(self.images.find(spec)).fingerprint()]
 
     def weights(self, spec: ReplicaSpec) -> list[Path]:
         """Files of the app's models that its start will read in full. Blocking."""

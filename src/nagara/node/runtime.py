@@ -2,12 +2,12 @@
 
 import socket
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from nagara.base.spans import Waterfall
-from nagara.contract.replica import FilesReport, ReplicaSpec
+from nagara.contract.replica import FilesReport, ReplicaSpec, WeightsRead
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.snapshot.catalog import Snapshot
 
@@ -18,7 +18,7 @@ class Running:
 
     `host_parts`: of one put back, seconds by part of the host stage; see `StartReport`.
     `is_levelled`: its libraries were told to use less than this CPU has. `avx512_before_s`: what
-    its first thread had used before; see `vector_use`.
+    its first thread had used before; see `vector_use`. `weights`: read again after a restore.
     """
 
     pid: int
@@ -26,6 +26,12 @@ class Running:
     host_parts: Mapping[str, float] | None = None
     is_levelled: bool = False
     avx512_before_s: float = float("-inf")
+    weights: WeightsRead | None = None
+
+
+def with_weights(report: FilesReport, running: Running | None) -> FilesReport:
+    """The report with what the replica read of its weights after it was put back."""
+    return report if running is None else replace(report, weights=running.weights)
 
 
 class Port(Protocol):

@@ -4,23 +4,28 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from nagara import __version__
+from nagara.base.errors import UsageError
+from nagara.base.units import format_bytes
 from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
+from nagara.node.far_snapshots import FarSnapshots
 from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_hooks import before_snapshot
 from nagara.node.runtime import Running
+from nagara.node.snapshot_images import SnapshotImages
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.sockets_open import open_connections
 from nagara.snapshot.canary import CanaryError, Question, agree
 from nagara.snapshot.capture import Saved, save
-from nagara.snapshot.catalog import Catalog, Snapshot, SnapshotRecord
+from nagara.snapshot.catalog import MEMORY, Catalog, Snapshot, SnapshotRecord, snapshot_from
 from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.levelling import LEVEL, levelled_variant
@@ -28,6 +33,7 @@ from nagara.snapshot.prefetch import ReadAhead
 from nagara.snapshot.processes import processes_of
 from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
 from nagara.snapshot.vector_use import users_of_avx512
+from nagara.store.errors import StoreError
 
 _QUIET_S = 10.0
 
@@ -52,11 +58,14 @@ class NodeSnapshots:
         facts: HostFacts,
         runtime: ContainerRuntime,
         layers: FrozenLayers,
+        images: SnapshotImages,
     ) -> None:
         self._catalog = catalog
         self._facts = facts
         self._runtime = runtime
         self._layers = layers
+        self._images = images
+        self._far = FarSnapshots(catalog, facts)
         self._read_ahead = ReadAhead()
 
     def close(self) -> None:
@@ -84,30 +93,46 @@ class NodeSnapshots:
 
     def _find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         key = self.key(spec)
-        by_folder = {
-            snapshot.folder: snapshot
-            for snapshot in self._catalog.all_of(spec.tenant, spec.app, key)
+        found = self._find_here(spec, key)
+        if isinstance(found, NoSnapshot) and self._far.bring(spec.tenant, spec.app, key):
+            return self._find_here(spec, key)
+        return found
+
+    def _find_here(self, spec: ReplicaSpec, key: str) -> Snapshot | NoSnapshot:
+        by_name = {
+            snapshot.name: snapshot for snapshot in self._catalog.all_of(spec.tenant, spec.app, key)
         }
-        if not by_folder:
+        if not by_name:
             return _none_yet(self._catalog.quarantined(spec.tenant, spec.app, key))
-        for folder, snapshot in list(by_folder.items()):
+        for name, snapshot in list(by_name.items()):
             if changed := snapshot.record.changed_host_file():
                 stale = f"{changed} has changed since the snapshot was made"
-                del by_folder[folder]
-        if not by_folder:
+                del by_name[name]
+            elif why := self._images.sealing.misfit(spec.tenant, snapshot.record.sealed_by):
+                stale = why
+                del by_name[name]
+        if not by_name:
             return NoSnapshot(stale, capture_wanted=True)
-        variants = {folder: snapshot.record.variant for folder, snapshot in by_folder.items()}
+        variants = {name: snapshot.record.variant for name, snapshot in by_name.items()}
         chosen = choose(variants, self._facts)
         if isinstance(chosen, NoneFits):
             return NoSnapshot("no variant fits: " + "; ".join(chosen.reasons), capture_wanted=True)
-        snapshot = by_folder[chosen]
+        snapshot = by_name[chosen]
         weights = self._runtime.trees.weights(spec)
-        self._read_ahead.begin([*_largest_last(snapshot), *weights])
+        self._read_ahead.begin([*self._images.largest_last(snapshot), *weights])
         return snapshot
 
-    async def verify(self, snapshot: Snapshot) -> None:
-        """Raises `HostMisfitError` or `BadSnapshotError` when it must not be restored."""
-        await asyncio.to_thread(self._catalog.verify, snapshot)
+    async def verify(self, snapshot: Snapshot, replica: str) -> None:
+        """From now on the replica holds the snapshot's objects.
+
+        Raises `SnapshotError` when it must not be restored.
+        """
+        await in_thread(self._verify, snapshot, replica)
+
+    def _verify(self, snapshot: Snapshot, replica: str) -> None:
+        self._images.pin(replica, snapshot)
+        has_tiers = self._images.has_tiers(snapshot.tenant)
+        self._catalog.check(snapshot, self._images.cannot_be_had if has_tiers else None)
 
     async def check_answer(self, running: Running, spec: ReplicaSpec, snapshot: Snapshot) -> None:
         """Asks the canary. Raises `BadSnapshotError` when the answer is not the recorded one."""
@@ -123,10 +148,13 @@ class NodeSnapshots:
                 where=snapshot.name,
             )
 
-    async def count_success(self, snapshot: Snapshot) -> None:
-        """Takes note of a replica put back: only failures in a row put a snapshot aside."""
-        if self._catalog.bad_count(snapshot.folder):
-            await in_thread(self._catalog.forgive, snapshot)
+    async def count_success(self, snapshot: Snapshot, replica: str) -> Callable[[], None]:
+        """Takes note of a replica put back: only failures in a row put a snapshot aside.
+
+        Returns what is left to do at leisure.
+        """
+        await in_thread(self._catalog.forgive, snapshot)
+        return self._images.afterwards(replica)
 
     async def count_failure(self, snapshot: Snapshot, error: SnapshotError) -> None:
         """Takes note of a failed restore; a snapshot at fault twice in a row is set aside."""
@@ -175,7 +203,7 @@ class NodeSnapshots:
         save_device(
             self._runtime.devices,
             running.pid,
-            staging / "memory",
+            staging / MEMORY,
             rebuilds_communicators=spec.hooks.rebuilds_communicators,
         )
         reach("capture.device")
@@ -190,7 +218,17 @@ class NodeSnapshots:
             staging=staging,
             work=folder.criu,
         )
-        return dataclasses.replace(saved, is_levelled=is_levelled)
+        sealed_by = self._seal(staging, spec)
+        return dataclasses.replace(saved, is_levelled=is_levelled, sealed_by=sealed_by)
+
+    def _seal(self, staging: Path, spec: ReplicaSpec) -> str | None:
+        """Encrypts what was saved, where that is wanted; returns what names the key."""
+        if not self._images.sealing.is_on:
+            return None
+        try:
+            return self._images.sealing.seal(spec.tenant, staging.name, staging)
+        except (UsageError, OSError) as error:
+            raise CaptureError(f"cannot be sealed: {error}", where=spec.app) from error
 
     async def publish(
         self, staging: Path, spec: ReplicaSpec, saved: Saved, answer: str
@@ -198,10 +236,10 @@ class NodeSnapshots:
         """Makes what was saved the app's snapshot. Raises `CaptureError`."""
         try:
             snapshot, replaced = await in_thread(self._publish, staging, spec, saved, answer)
-        except OSError as error:
+        except (OSError, StoreError, UsageError) as error:
             raise CaptureError(f"cannot be kept: {error}", where=spec.app) from error
         for old in replaced:
-            await self._layers.unmount(old.name)
+            await self._layers.unmount(old)
         for note in saved.notes:
             _log.warning("%s: saved without something: %s", spec.app, note)
         return CaptureReport(
@@ -210,28 +248,35 @@ class NodeSnapshots:
 
     def _publish(
         self, staging: Path, spec: ReplicaSpec, saved: Saved, answer: str
-    ) -> tuple[Snapshot, list[Path]]:
+    ) -> tuple[Snapshot, list[str]]:
         record = SnapshotRecord(
             key=self.key(spec),
             variant=_variant(self._facts, saved),
             canary_answer=answer,
             host_files=saved.host_files,
-            files=saved.files,
             layer_digest=saved.layer_digest,
             created_at_s=time.time(),
             memory_bytes=saved.memory_bytes,
             layer_bytes=saved.layer_bytes,
             notes=saved.notes,
+            sealed_by=saved.sealed_by,
         )
-        snapshot = self._catalog.publish(staging, spec.tenant, spec.app, record)
+        put = self._catalog.publish(staging, spec.tenant, spec.app, record)
+        _log.info(
+            "%s: the snapshot has %s in the store, %s of it new",
+            spec.app, format_bytes(put.bytes), format_bytes(put.new_bytes),
+        )  # fmt: skip
+        self._images.trust(spec.tenant, put.shelved.image)
+        snapshot = snapshot_from(spec.tenant, put.shelved)
+        assert snapshot is not None
         replaced = self._catalog.drop_others_like(snapshot)
         reach("capture.replaced")
         return snapshot, replaced
 
     async def forget_app(self, tenant: str, app: str) -> None:
         """Removes the app's snapshots."""
-        for folder in await in_thread(self._catalog.forget_app, tenant, app):
-            await self._layers.unmount(folder.name)
+        for name in await in_thread(self._catalog.forget_app, tenant, app):
+            await self._layers.unmount(name)
 
     def clear_staging(self) -> None:
         """Ends and removes what captures of an earlier process have left. Blocking."""
@@ -280,9 +325,3 @@ def _none_yet(in_quarantine: int) -> NoSnapshot:
 def question_of(canary: Canary) -> Question:
     """The contract's canary in the snapshot room's words."""
     return Question(canary.path, canary.body, canary.is_openai)
-
-
-def _largest_last(snapshot: Snapshot) -> list[Path]:
-    """The tool reads its small files first."""
-    by_size = sorted(snapshot.record.files.items(), key=lambda item: item[1][0])
-    return [snapshot.folder / name for name, _ in by_size]

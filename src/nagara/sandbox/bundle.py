@@ -4,10 +4,11 @@ Format: OCI runtime specification 1.0.2.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nagara.sandbox.cdi import DeviceEdits
 from nagara.sandbox.cgroups import PARENT
 from nagara.sandbox.seccomp import SECCOMP_PROFILE
 
@@ -35,6 +36,18 @@ class Bind:
 
 
 @dataclass(frozen=True, slots=True)
+class User:
+    """Who the command runs as, in the replica's own numbers."""
+
+    uid: int = 0
+    gid: int = 0
+    groups: tuple[int, ...] = ()
+
+    def config(self) -> dict[str, Any]:
+        return {"uid": self.uid, "gid": self.gid, "additionalGids": list(self.groups)}
+
+
+@dataclass(frozen=True, slots=True)
 class Bundle:
     """All that decides how a replica's container is made."""
 
@@ -45,21 +58,23 @@ class Bundle:
     env: dict[str, str]
     network_namespace: Path
     folder: str = "/"  # that the command begins in
+    user: User = User()
     binds: tuple[Bind, ...] = ()
     cpu_cores: float | None = None
     memory_bytes: int | None = None
     tasks: int = 4096  # processes and threads together
     shared_memory_bytes: int = 1 << 30
     criu_config: Path | None = None  # read by CRIU at checkpoint and restore
+    devices: DeviceEdits = field(default_factory=DeviceEdits)
 
     def config(self) -> dict[str, Any]:
         """The bundle's `config.json` as plain values."""
         capability_sets = ("bounding", "effective", "permitted")
-        return {
+        config = {
             "ociVersion": "1.0.2",
             "process": {
                 "terminal": False,
-                "user": {"uid": 0, "gid": 0},
+                "user": self.user.config(),
                 "args": list(self.command),
                 "env": [f"{name}={value}" for name, value in self.env.items()],
                 "cwd": self.folder,
@@ -73,10 +88,15 @@ class Bundle:
             "annotations": {"org.criu.config": str(self.criu_config)} if self.criu_config else {},
             "linux": self._linux(),
         }
+        self.devices.apply(config)
+        return config
 
     def write(self, folder: Path) -> None:
-        """Writes `config.json` into `folder`, the bundle."""
-        (folder / "config.json").write_text(json.dumps(self.config(), indent=1))
+        """Writes `config.json` into `folder`, the bundle, for its owner alone: the environment may
+        hold secrets."""
+        file = folder / "config.json"
+        file.touch(mode=0o600)
+        file.write_text(json.dumps(self.config(), indent=1))
 
     def _mounts(self) -> list[dict[str, Any]]:
         shared_memory = f"size={self.shared_memory_bytes}"

@@ -18,13 +18,13 @@ POINTS: dict[str, tuple[str, ...]] = {
     "start": ("folder", "recorded"),  # around both ways of starting
     "launch": ("upper", "mounted", "bundle", "running", "ready"),
     "restore": (
-        *("verified", "layer", "mounted", "bundle", "running", "device"),
+        *("verified", "image", "layer", "mounted", "bundle", "running", "device"),
         *("named", "renewed", "answered"),
     ),
     "fallback": ("counted", "cleared", "emptied"),  # a restore that has failed
     "capture": (
         *("staging", "folder", "prepared", "device", "paused", "listed", "memory", "layer"),
-        *("digested", "removed", "described", "published", "replaced"),
+        *("removed", "named", "noted", "stored", "published", "replaced"),
     ),
     "stop": ("asked", "gone"),
     "clear": (

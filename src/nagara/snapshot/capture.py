@@ -16,7 +16,7 @@ from nagara.image.frozen import freeze, manifest
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.rights import CAP_SYS_RESOURCE, has_capability, other_users
 from nagara.sandbox.runc import Runc
-from nagara.snapshot.catalog import FileMark, digests
+from nagara.snapshot.catalog import LAYER, MEMORY, FileMark
 from nagara.snapshot.criu_images import ImageFormatError
 from nagara.snapshot.errors import CaptureError
 from nagara.snapshot.opened import OpenedFiles
@@ -46,15 +46,16 @@ class Saved:
     """What a capture has written to its staging folder.
 
     `notes`: what it has left out. `is_levelled`: it needs no more than the level of `levelling`.
+    `sealed_by`: names the key that its files are encrypted with.
     """
 
     host_files: tuple[FileMark, ...]
-    files: dict[str, tuple[int, str]]
     layer_digest: str
     memory_bytes: int
     layer_bytes: int
     notes: tuple[str, ...] = ()
     is_levelled: bool = False
+    sealed_by: str | None = None
 
 
 def save(
@@ -90,19 +91,18 @@ def save(
             opened.close()
             marks = host_files(init_pid, binds, opened.paths())
         reach("capture.listed")
-        runc.checkpoint(container, staging / "memory", work)
+        runc.checkpoint(container, staging / MEMORY, work)
         reach("capture.memory")
-        _shorten(staging / "memory", container)
-        layer_bytes = freeze(upper, staging / "layer.erofs")
+        _shorten(staging / MEMORY, container)
+        memory_bytes = sum(path.stat().st_size for path in (staging / MEMORY).iterdir())
+        layer_bytes = freeze(upper, staging / LAYER)
+        layer_digest = listing_digest(upper)
         reach("capture.layer")
-        files, layer_digest = digests(staging), listing_digest(upper)
-        reach("capture.digested")
     except NagaraError as error:
         raise CaptureError(error.what, where=container, hint=error.hint) from error
     except OSError as error:
         raise CaptureError(error.strerror or str(error), where=container) from error
-    memory_bytes = sum(size for name, (size, _) in files.items() if name.startswith("memory/"))
-    return Saved(marks, files, layer_digest, memory_bytes, layer_bytes, notes)
+    return Saved(marks, layer_digest, memory_bytes, layer_bytes, notes)
 
 
 def _checked(init_pid: int, container: str) -> tuple[str, ...]:

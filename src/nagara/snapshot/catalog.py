@@ -1,35 +1,44 @@
-"""The snapshots of one machine on disk: found, published, verified, quarantined.
+"""The snapshots of one machine: found, published, verified, quarantined.
 
-    TENANT/APP/KEY/NAME/snapshot.json   what it is, what it needs, digests of its files
-                        memory/         the checkpoint tool's files
-                        layer.erofs     what the replica had written before
-                        bad             one line per restore in a row that failed by its fault
+A snapshot is an image of the store: memory/ with the checkpoint tool's files, and layer.erofs with
+what the replica had written before. What is known of it stands in the image's root, whose name is
+APP.KEY.NAME; the root's appearing is the publication, and nothing of it changes afterwards. Beside
+the store, for this machine alone:
 
-A snapshot is published by renaming its complete folder into place and never changed afterwards.
+    FOLDER/TENANT/APP/KEY/NAME/bad   one line per restore in a row that failed by its fault
+    FOLDER/.staging/NAME/            a capture under way, and what it is about to put in the store
+
 It holds a process's memory: folders are 0700, files 0600. Blocking: call from a worker thread.
 """
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nagara.base.durable import sync_folder, write_durably
+from nagara.base.durable import write_durably
+from nagara.image.images import Image
+from nagara.image.shelf import Fault, Put, Shelf, Shelved
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.leftovers import kill_tools_in
-from nagara.snapshot.errors import BadSnapshotError, HostMisfitError
+from nagara.snapshot.errors import BadSnapshotError, RestoreError
 from nagara.snapshot.variant import Variant
 
-_FORMAT = 1
+KIND = "snapshots"  # of the store's roots
+MEMORY, LAYER = "memory", "layer.erofs"  # places in the image
+_FORMAT = 2
 _BAD_LIMIT = 2
-_HASH_THREADS = 2
+_NOTED = "objects"  # file of a staging folder
+_KEY = re.compile(r"[0-9a-f]{1,64}")
+Elsewhere = Callable[[str, Sequence[Fault]], list[Fault]]
+_NAME = re.compile(r"[0-9a-f]{16}")  # becomes a folder, and may come from outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,76 +57,98 @@ class FileMark:
             return False
         return (state.st_size, state.st_mtime_ns) == (self.size_bytes, self.modified_ns)
 
+    def __str__(self) -> str:
+        return f"{self.size_bytes} {self.modified_ns} {self.path}"
+
+    @classmethod
+    def parse(cls, text: str) -> "FileMark":
+        """The reverse of `str`. Raises ValueError."""
+        size, modified, path = text.split(" ", 2)
+        return cls(path, int(size), int(modified))
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """The content of snapshot.json."""
+    """What is known of a snapshot."""
 
     key: str
     variant: Variant
     canary_answer: str
     host_files: tuple[FileMark, ...]
-    files: dict[str, tuple[int, str]]  # name → size, sha256
     layer_digest: str  # of the frozen layer's listing
     created_at_s: float
     memory_bytes: int
     layer_bytes: int
     notes: tuple[str, ...] = ()  # what was left out
+    sealed_by: str | None = None  # names the key that its files are encrypted with, if they are
 
     def changed_host_file(self) -> str | None:
         """A mapped file of the machine that is not as it was; None when all are."""
         return next((mark.path for mark in self.host_files if not mark.is_unchanged()), None)
 
-    def to_json(self) -> bytes:
-        """The record with its format number."""
-        plain = dataclasses.asdict(self)
+    def to_plain(self) -> dict[str, Any]:
+        """The record as JSON values, with its format number."""
+        plain = dataclasses.asdict(dataclasses.replace(self, host_files=()))
         plain["variant"]["cpu_flags"] = sorted(self.variant.cpu_flags)
-        return json.dumps({"format": _FORMAT, **plain}, indent=1).encode()
+        plain["host_files"] = [str(mark) for mark in self.host_files]
+        return {"format": _FORMAT, **plain}
 
     @classmethod
-    def from_json(cls, text: bytes) -> "SnapshotRecord":
-        """The reverse. Raises ValueError, KeyError or TypeError for anything else."""
-        plain: Any = json.loads(text)
-        if not isinstance(plain, dict) or plain.pop("format") != _FORMAT:
+    def from_plain(cls, content: Mapping[str, Any]) -> "SnapshotRecord":
+        """The reverse. Raises ValueError, KeyError, TypeError or AttributeError for anything
+        else."""
+        plain = dict(content)
+        if plain.pop("format") != _FORMAT:
             raise ValueError("another format of snapshot")
-        variant = plain.pop("variant")
-        marks = tuple(FileMark(**mark) for mark in plain.pop("host_files"))
-        files = {name: (size, digest) for name, (size, digest) in plain.pop("files").items()}
-        flags = frozenset(variant.pop("cpu_flags"))
-        notes = tuple(plain.pop("notes"))
-        variants = Variant(flags, **variant)
-        return cls(variant=variants, host_files=marks, files=files, notes=notes, **plain)
+        variant = _variant(plain.pop("variant"))
+        marks = tuple(FileMark.parse(text) for text in plain.pop("host_files"))
+        notes, sealed_by = tuple(plain.pop("notes")), plain.pop("sealed_by")
+        known = {"variant": variant, "host_files": marks, "notes": notes, "sealed_by": sealed_by}
+        return cls(**known, **plain)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A published snapshot."""
+    """A published snapshot. `name` is unique among all machines."""
 
-    folder: Path
+    tenant: str
+    app: str
+    name: str
     record: SnapshotRecord
+    image: Image
 
-    @property
-    def name(self) -> str:
-        """Unique on this machine."""
-        return self.folder.name
 
-    @property
-    def memory(self) -> Path:
-        """Folder of the checkpoint tool's files."""
-        return self.folder / "memory"
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A snapshot as it is listed; `snapshot` is None where its description is damaged."""
 
-    @property
-    def layer(self) -> Path:
-        """The frozen upper layer."""
-        return self.folder / "layer.erofs"
+    tenant: str
+    app: str
+    key: str
+    name: str
+    snapshot: Snapshot | None
 
 
 class Catalog:
-    """The snapshots below one folder. Safe to use from several threads."""
+    """The snapshots of one machine. Safe to use from several threads.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: for what is this machine's alone.
+        shelf: a tenant's snapshots in the store.
+        tenants: who has a part of the store.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        shelf: Callable[[str], Shelf],
+        tenants: Callable[[], Sequence[str]],
+    ) -> None:
         self._root = root
-        self._verified: dict[Path, tuple[tuple[int, ...], ...]] = {}
+        self.shelf = shelf
+        self._tenants = tenants
+
+    # -- captures under way ------------------------------------------------------------------
 
     def staging(self) -> Path:
         """A new place to build a snapshot in; nothing is made yet."""
@@ -125,150 +156,251 @@ class Catalog:
 
     def make_staging(self, staging: Path) -> None:
         """Makes the private folders of a `staging` place."""
-        _make_private(staging / "memory")
+        _make_private(staging / MEMORY)
 
     def clear_staging(self) -> None:
         """Ends and removes what interrupted captures have left. Call before any capture."""
+        for old in self._root.glob(f"[!.]*/*/*/*/{MEMORY}"):  # before they were images
+            shutil.rmtree(old.parent)
         staging = self._root / ".staging"
-        if staging.exists():
-            kill_tools_in(staging)
-            shutil.rmtree(staging, ignore_errors=True)
+        if not staging.exists():
+            return
+        kill_tools_in(staging)
+        for noted in staging.glob(f"*/{_NOTED}"):
+            with contextlib.suppress(ValueError, KeyError):  # cut short: nothing had come yet
+                note = json.loads(noted.read_bytes())
+                self.shelf(note["tenant"]).undo(note["objects"])
+        shutil.rmtree(staging, ignore_errors=True)
+
+    def publish(self, staging: Path, tenant: str, app: str, record: SnapshotRecord) -> Put:
+        """Makes a complete staging folder a snapshot, all at once; the folder is used up.
+
+        Raises `StoreError`, OSError; nothing of it is left in the store then.
+        """
+        shelf = self.shelf(tenant)
+        plan = shelf.plan(staging)
+        reach("capture.named")
+        noted: list[str] = []
+
+        def note(objects: Sequence[str]) -> None:
+            noted.extend(objects)
+            content = json.dumps({"tenant": tenant, "objects": noted}).encode()
+            write_durably(staging / _NOTED, content)
+            reach("capture.noted")
+
+        name = root_name(app, record.key, staging.name)
+        try:
+            put = shelf.put(
+                staging, plan, name, record.to_plain(), note, lambda: reach("capture.stored")
+            )
+            reach("capture.published")
+        except BaseException:
+            shelf.remove(name)
+            shelf.undo(noted)
+            raise
+        return put
+
+    # -- finding -----------------------------------------------------------------------------
 
     def all_of(self, tenant: str, app: str, key: str) -> list[Snapshot]:
         """The readable, unquarantined snapshots under a key."""
-        found = []
-        for folder in sorted((self._root / tenant / app / key).glob("*")):
-            try:
-                record = SnapshotRecord.from_json((folder / "snapshot.json").read_bytes())
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # damaged metadata: as if it were not there; `forget_app` removes it
-            if self.bad_count(folder) < _BAD_LIMIT:
-                found.append(Snapshot(folder, record))
-        return found
+        prefix = root_name(app, key, "")
+        found = (snapshot_from(tenant, each) for each in self.shelf(tenant).all(prefix))
+        return [each for each in found if each is not None and not self.is_quarantined(each)]
 
-    def everything(self) -> list[tuple[str, str, Path]]:
-        """All published snapshots, also damaged and quarantined ones: tenant, app, folder."""
-        folders = sorted(self._root.glob("[!.]*/*/*/*"))
-        return [(folder.parts[-4], folder.parts[-3], folder) for folder in folders]
+    def everything(self) -> list[Listed]:
+        """All snapshots here, also damaged and quarantined ones."""
+        return [listed for tenant in self._tenants() for listed in self._of_tenant(tenant)]
 
-    def publish(self, staging: Path, tenant: str, app: str, record: SnapshotRecord) -> Snapshot:
-        """Makes a complete staging folder visible, all at once."""
-        for path in staging.rglob("*"):
-            if path.is_file():
-                path.chmod(0o600)
-                _sync_file(path)
-        write_durably(staging / "snapshot.json", record.to_json())
-        reach("capture.described")
-        sync_folder(staging / "memory")
-        parent = self._root / tenant / app / record.key
-        _make_private(parent)
-        target = parent / staging.name
-        staging.rename(target)
-        reach("capture.published")
-        sync_folder(parent)
-        snapshot = Snapshot(target, record)
-        self._verified[target] = _identity(snapshot)  # its digests were taken from these files
+    def _of_tenant(self, tenant: str) -> Iterator[Listed]:
+        for name, shelved in self.shelf(tenant).look():
+            app, key, short = _parts(name)
+            snapshot = None if shelved is None else snapshot_from(tenant, shelved)
+            yield Listed(tenant, app, key, short, snapshot)
+
+    def read(self, tenant: str, shelved: Shelved) -> Snapshot:
+        """A snapshot from its image. Raises `BadSnapshotError` when its description is damaged."""
+        snapshot = snapshot_from(tenant, shelved)
+        if snapshot is None:
+            raise BadSnapshotError("its description cannot be read", where=shelved.name)
         return snapshot
 
-    def verify(self, snapshot: Snapshot) -> None:
-        """Checks that files are those that were captured.
+    # -- looking after -----------------------------------------------------------------------
 
-        Sizes and identities every time; contents once per process and whenever an identity
-        (inode, size, times) has changed since.
+    def check(self, snapshot: Snapshot, elsewhere: Elsewhere | None = None) -> None:
+        """Checks that all of the snapshot can be had; what was proven is not read again.
+
+        Args:
+            elsewhere: those of a tenant's faults that other tiers do not make up for; None where
+                there are no other tiers.
 
         Raises:
-            HostMisfitError: a mapped file of the machine has changed.
-            BadSnapshotError: a file of the snapshot is missing or damaged.
+            BadSnapshotError: an object is damaged, and the snapshot in quarantine; or the tiers do
+                not have what they said.
+            RestoreError: objects were evicted from here, and the snapshot with them.
         """
-        if changed := snapshot.record.changed_host_file():
-            raise HostMisfitError("has changed since the snapshot was made", where=changed)
-        try:
-            identity = _identity(snapshot)
-        except OSError as error:
-            raise BadSnapshotError(f"is incomplete: {error}", where=snapshot.name) from error
-        if self._verified.get(snapshot.folder) == identity:
+        faults = self.shelf(snapshot.tenant).faults(Shelved(snapshot.image, {}))
+        if faults and elsewhere is not None:
+            faults = elsewhere(snapshot.tenant, faults)
+        if not faults:
             return
-        actual = digests(snapshot.folder)
-        for name, expected in snapshot.record.files.items():
-            if actual.get(name) != expected:
-                raise BadSnapshotError(
-                    "does not have the content it was captured with",
-                    where=f"{snapshot.name}/{name}",
-                )
-        self._verified[snapshot.folder] = identity
+        fault = next((fault for fault in faults if fault.is_wrong), faults[0])
+        where = f"{snapshot.name}/{fault.path}"
+        if fault.is_wrong:
+            what = "does not have the content it was captured with"
+            self.quarantine(snapshot, f"{fault.path} {what}")
+            raise BadSnapshotError(what, where=where)
+        what = "is incomplete: a part is not in the store"
+        if elsewhere is not None:
+            raise BadSnapshotError(what, where=where)
+        self._remove(snapshot.tenant, snapshot.app, snapshot.record.key, snapshot.name)
+        raise RestoreError(what, where=where)
 
-    def drop_others_like(self, snapshot: Snapshot) -> list[Path]:
+    def drop_others_like(self, snapshot: Snapshot) -> list[str]:
         """Removes the older snapshots that this one, of the same key and host class, replaces.
 
-        Of those in quarantine the memory goes and the note stays: it says whether another
-        capture is worth its while.
+        Returns their names. Of those in quarantine the note stays: it says whether another capture
+        is worth its while.
         """
-        dropped = []
-        for folder in snapshot.folder.parent.iterdir():
-            if folder == snapshot.folder:
+        shelf, dropped = self.shelf(snapshot.tenant), []
+        for name, shelved in shelf.look(root_name(snapshot.app, snapshot.record.key, "")):
+            short = _parts(name)[2]
+            if short == snapshot.name:
                 continue
-            if self.bad_count(folder) >= _BAD_LIMIT:
-                shutil.rmtree(folder / "memory", ignore_errors=True)
-                (folder / "layer.erofs").unlink(missing_ok=True)
-                continue
-            try:
-                record = SnapshotRecord.from_json((folder / "snapshot.json").read_bytes())
-            except (OSError, ValueError, KeyError, TypeError):
-                record = None  # damaged: nobody can use it
-            if record is None or record.variant == snapshot.record.variant:
-                shutil.rmtree(folder, ignore_errors=True)
-                dropped.append(folder)
+            other = None if shelved is None else snapshot_from(snapshot.tenant, shelved)
+            is_bad = other is not None and self.is_quarantined(other)
+            if other is None or is_bad or other.record.variant == snapshot.record.variant:
+                shelf.remove(name)
+                if not is_bad:
+                    shutil.rmtree(self._notes(snapshot).with_name(short), ignore_errors=True)
+                dropped.append(short)
         return dropped
 
-    def bad_count(self, folder: Path) -> int:
-        """How many restores in a row have failed by the snapshot's own fault."""
+    def remove(self, listed: Listed) -> None:
+        """Removes one snapshot and its notes."""
+        self._remove(listed.tenant, listed.app, listed.key, listed.name)
+
+    def _remove(self, tenant: str, app: str, key: str, name: str) -> None:
+        self.shelf(tenant).remove(root_name(app, key, name))
+        shutil.rmtree(self._root / tenant / app / key / name, ignore_errors=True)
+
+    def forget_app(self, tenant: str, app: str) -> list[str]:
+        """Removes all snapshots of an app; returns their names."""
+        shelf, gone = self.shelf(tenant), []
+        for name, _ in shelf.look(f"{app}."):
+            if _parts(name)[0] == app:
+                shelf.remove(name)
+                gone.append(_parts(name)[2])
+        shutil.rmtree(self._root / tenant / app, ignore_errors=True)
+        return gone
+
+    # -- quarantine --------------------------------------------------------------------------
+
+    def reasons(self, snapshot: Snapshot) -> list[str]:
+        """Why restores in a row have failed by the snapshot's own fault."""
         try:
-            return len((folder / "bad").read_text().splitlines())
+            return (self._notes(snapshot) / "bad").read_text().splitlines()
         except FileNotFoundError:
-            return 0
+            return []
 
-    def is_quarantined(self, folder: Path) -> bool:
+    def is_quarantined(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has failed too often to be tried again."""
-        return self.bad_count(folder) >= _BAD_LIMIT
+        return len(self.reasons(snapshot)) >= _BAD_LIMIT
 
-    def count_bad(self, snapshot: Snapshot, reason: str) -> bool:
+    def count_bad(self, snapshot: Snapshot, reason: str, *, times: int = 1) -> bool:
         """Notes a failure; True when the snapshot is now in quarantine."""
-        with (
-            contextlib.suppress(FileNotFoundError),  # the app has been forgotten meanwhile
-            (snapshot.folder / "bad").open("a") as file,
-        ):
+        name = root_name(snapshot.app, snapshot.record.key, snapshot.name)
+        if not self.shelf(snapshot.tenant).has(name):
+            return False  # the app has been forgotten meanwhile
+        _make_private(self._notes(snapshot))
+        with (self._notes(snapshot) / "bad").open("a") as file:
             os.fchmod(file.fileno(), 0o600)
-            file.write(reason.replace("\n", " ") + "\n")
-        self._verified.pop(snapshot.folder, None)
-        return self.bad_count(snapshot.folder) >= _BAD_LIMIT
+            file.write((reason.replace("\n", " ") + "\n") * times)
+        return self.is_quarantined(snapshot)
+
+    def quarantine(self, snapshot: Snapshot, reason: str) -> None:
+        """Sets it aside at once."""
+        self.count_bad(snapshot, reason, times=_BAD_LIMIT)
 
     def forgive(self, snapshot: Snapshot) -> None:
         """Forgets the failures: the snapshot has given back a working replica."""
-        (snapshot.folder / "bad").unlink(missing_ok=True)
+        (self._notes(snapshot) / "bad").unlink(missing_ok=True)
+
+    def was_set_aside(self, tenant: str, name: str) -> bool:
+        """Whether the snapshot that the store calls so is or was in quarantine here."""
+        bad = self._root.joinpath(tenant, *_parts(name), "bad")
+        return bad.exists() and len(bad.read_text().splitlines()) >= _BAD_LIMIT
 
     def quarantined(self, tenant: str, app: str, key: str) -> int:
-        """How many snapshots under a key are in quarantine."""
-        folders = (self._root / tenant / app / key).glob("*")
-        return sum(self.bad_count(folder) >= _BAD_LIMIT for folder in folders)
+        """How many snapshots under a key are or were in quarantine."""
+        notes = (self._root / tenant / app / key).glob("*/bad")
+        return sum(len(note.read_text().splitlines()) >= _BAD_LIMIT for note in notes)
 
-    def forget_app(self, tenant: str, app: str) -> list[Path]:
-        """Removes all snapshots of an app; returns the folders they were in."""
-        folders = list((self._root / tenant / app).glob("*/*"))
-        shutil.rmtree(self._root / tenant / app, ignore_errors=True)
-        return folders
+    def _notes(self, snapshot: Snapshot) -> Path:
+        return self._root / snapshot.tenant / snapshot.app / snapshot.record.key / snapshot.name
 
 
-def digests(folder: Path) -> dict[str, tuple[int, str]]:
-    """Size and sha256 of the memory files and the layer in a snapshot's folder."""
-    files = [path for path in sorted((folder / "memory").iterdir()) if path.is_file()]
-    files.append(folder / "layer.erofs")
-    with ThreadPoolExecutor(_HASH_THREADS) as pool:
-        hashes = pool.map(_sha256, files)
-        sizes = [path.stat().st_size for path in files]
-        names = [str(path.relative_to(folder)) for path in files]
-        return {
-            name: (size, digest) for name, size, digest in zip(names, sizes, hashes, strict=True)
-        }
+def root_name(app: str, key: str, name: str) -> str:
+    """What the store calls a snapshot."""
+    return f"{app}.{key}.{name}"
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    app, key, short = ["", "", *name.rsplit(".", 2)][-3:]
+    return app, key, short
+
+
+def snapshot_from(tenant: str, shelved: Shelved) -> Snapshot | None:
+    """A snapshot from its image; None for one whose description is damaged."""
+    try:
+        app, key, short = _parts(shelved.name)
+        record = SnapshotRecord.from_plain(shelved.about)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if record.key != key or not _NAME.fullmatch(short):
+        return None
+    return Snapshot(tenant, app, short, record, shelved.image)
+
+
+def far_entry(snapshot: Snapshot) -> dict[str, Any]:
+    """What another machine must know of a snapshot to choose it."""
+    record = snapshot.record
+    variant = dataclasses.asdict(record.variant) | {"cpu_flags": sorted(record.variant.cpu_flags)}
+    return {
+        "key": record.key,
+        "variant": variant,
+        "created_at_s": record.created_at_s,
+        "size_bytes": record.memory_bytes + record.layer_bytes,
+    }
+
+
+def far_variants(
+    entries: Mapping[str, Mapping[str, Any]], app: str, key: str
+) -> dict[str, Variant]:
+    """The variants of a key among what `far_entry` made, by the store's name for them; what is
+    malformed is passed over."""
+    found = {}
+    for name, entry in entries.items():
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            if is_snapshot_of(name, app) and _parts(name)[1] == entry["key"] == key:
+                found[name] = _variant(entry["variant"])
+    return found
+
+
+def is_snapshot_of(name: str, app: str) -> bool:
+    """Whether the store could call one of the app's snapshots so."""
+    its_app, key, short = _parts(name)
+    return its_app == app and bool(_NAME.fullmatch(short) and _KEY.fullmatch(key))
+
+
+def _variant(content: Mapping[str, Any]) -> Variant:
+    plain = dict(content)
+    return Variant(frozenset(plain.pop("cpu_flags")), **plain)
+
+
+def as_shelved(snapshot: Snapshot) -> Shelved:
+    """The reverse of `snapshot_from`."""
+    return Shelved(snapshot.image, snapshot.record.to_plain())
 
 
 def _make_private(folder: Path) -> None:
@@ -276,21 +408,3 @@ def _make_private(folder: Path) -> None:
     for part in (*reversed(folder.parents), folder):
         with contextlib.suppress(FileExistsError):
             part.mkdir(mode=0o700)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _identity(snapshot: Snapshot) -> tuple[tuple[int, ...], ...]:
-    states = [(snapshot.folder / name).stat() for name in sorted(snapshot.record.files)]
-    return tuple((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in states)
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,6 +8,8 @@ import ctypes
 import platform
 from pathlib import Path
 
+from nagara.snapshot.device.errors import DeviceError
+from nagara.snapshot.device.protocol import Device
 from nagara.snapshot.variant import HostFacts
 
 _CPU = Path("/proc/cpuinfo")
@@ -16,15 +18,33 @@ _COMMON_CACHE_LINE_BYTES = 64
 _AT_MINSIGSTKSZ = 51  # see getauxval(3)
 
 
-def read_host_facts(tools: tuple[str, ...]) -> HostFacts:
-    """This host's facts; `tools` are the versions found by whoever knows the tools."""
+def read_host_facts(tools: tuple[str, ...], device: Device | None = None) -> HostFacts:
+    """This host's facts.
+
+    Args:
+        tools: the versions found by whoever knows the tools.
+        device: asked for its driver and models; None: there is none. May take some seconds.
+    """
     return HostFacts(
         cpu_flags=_cpu_flags(_CPU.read_text()),
         signal_frame_bytes=_auxiliary_value(_AT_MINSIGSTKSZ),
         cache_line_bytes=_cache_line_bytes(),
         kernel_class=".".join(platform.release().split(".")[:2]),
         tools=tools,
+        devices=() if device is None else _devices(device),
     )
+
+
+def _devices(device: Device) -> tuple[str, ...]:
+    """The driver and the kinds of devices, not how many; none where the driver does not answer."""
+    try:
+        facts = device.facts()
+    except DeviceError:
+        return ()
+    if not facts.memory_bytes:
+        return ()
+    models = sorted(set((facts.names or {}).values()))
+    return (f"{facts.kind} driver {facts.driver}", *models)
 
 
 def _cpu_flags(cpuinfo: str) -> frozenset[str]:

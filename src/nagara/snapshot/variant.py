@@ -20,6 +20,7 @@ class HostFacts:
     cache_line_bytes: int
     kernel_class: str  # "6.18"
     tools: tuple[str, ...]  # versions of runtime and checkpoint tool
+    devices: tuple[str, ...] = ()  # their driver's version and their models
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ def snapshot_key(app: Mapping[str, object], facts: HostFacts, code: Iterable[str
         "app": app,
         "kernel": facts.kernel_class,
         "tools": facts.tools,
+        "devices": facts.devices,
         "code": sorted(code),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

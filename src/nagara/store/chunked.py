@@ -9,18 +9,16 @@ Called from any thread.
 """
 
 import contextlib
-import os
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
+from nagara.store.chunk_file import ChunkFile
 from nagara.store.errors import BadNameError, FullError
 from nagara.store.flights import Flights, range_claimed
 from nagara.store.hashing import hash_range, next_data
 from nagara.store.local import LocalTier, full_disk_named
 from nagara.store.names import CHUNK_BYTES, ChunkList, ObjectName, covering, parse_chunk_list
-from nagara.store.sink import FileSink
 from nagara.store.transfer import Transfer
 
 
@@ -42,16 +40,12 @@ class Assembly:
         local.folder.make_room(max(0, space - _taken(self._path)))
         local.folder.ledger.add(local.tenant, str(name), space)
         with full_disk_named(self._path):
-            self.descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.ftruncate(self.descriptor, name.size)
+            self.file = ChunkFile(self._path, name.size)
             local.write_list(name, chunks.to_bytes())
-
-        # Readers may outlive the store's own reference: the last one closes the file.
-        self._closer = weakref.finalize(self, os.close, self.descriptor)
 
     def close(self) -> None:
         """Closes the file; nobody may read from it any more."""
-        self._closer()
+        self.file.close()
 
     def has(self, start: int, length: int) -> bool:
         """Those bytes can be read without waiting for a network."""
@@ -81,20 +75,19 @@ class Assembly:
 
     def _get(self, index: int, deadline_s: float) -> None:
         start, length = index * CHUNK_BYTES, self._chunks.length(index)
-        with range_claimed(self.descriptor, start, length, deadline_s):
+        with range_claimed(self.file.descriptor, start, length, deadline_s):
             if not self._is_right(index):
                 with full_disk_named(self._path):
-                    sink = FileSink(self.descriptor)
-                    self._transfer.chunk(self.name, self._chunks, index, sink, deadline_s)
+                    self._transfer.chunk(self.name, self._chunks, index, self.file, deadline_s)
         self._has[index] = True
         if all(self._has) and not self.is_object:
             self._flights.run("publish", self._publish, deadline_s)
 
     def _is_right(self, index: int) -> bool:
         start, length = index * CHUNK_BYTES, self._chunks.length(index)
-        if next_data(self.descriptor, start, self.name.size) >= start + length:
+        if next_data(self.file.descriptor, start, self.name.size) >= start + length:
             return False
-        return hash_range(self.descriptor, start, length) == self._chunks.hashes[index]
+        return hash_range(self.file.descriptor, start, length) == self._chunks.hashes[index]
 
     def _publish(self) -> None:
         if self.is_object:

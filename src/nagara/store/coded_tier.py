@@ -84,6 +84,9 @@ class CodedTier:
         skipped = start - first.index * FRAME_BYTES
         return content[skipped : skipped + length]
 
+    def read_into(self, key: str, start: int, buffer: memoryview, deadline_s: float) -> None:
+        buffer[:] = self.read(key, start, len(buffer), deadline_s)
+
     def read_all(self, key: str, limit_bytes: int, deadline_s: float) -> bytes:
         size = _plain_bytes(key)
         if size is not None and size > limit_bytes:

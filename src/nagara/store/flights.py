@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitedTooLong
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from nagara.store.errors import UnavailableError
 
@@ -22,38 +23,49 @@ _POLL_S = (0.001, 0.05)  # first and longest pause while another process works
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
+class _Flight(NamedTuple):
+    ended: Future[None]
+    deadline_s: float  # of who works
+
+
 class Flights:
     """Calls under way, by key."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._flying: dict[Hashable, Future[None]] = {}
+        self._flying: dict[Hashable, _Flight] = {}
 
     def run(self, key: Hashable, work: Callable[[], object], deadline_s: float) -> bool:
         """Calls `work`, or waits until the one who is calling it has ended; True if it was us.
 
-        Who waited gets the same error as who worked.
+        Who waited gets the same error as who worked, unless that was only out of time: who has
+        more of it then works itself.
 
         Raises `UnavailableError` when the deadline passes while waiting.
         """
-        with self._lock:
-            flight = self._flying.get(key)
-            if flight is None:
-                mine = self._flying[key] = Future[None]()
-        if flight is not None:
+        while True:
+            with self._lock:
+                flight = self._flying.get(key)
+                if flight is None:
+                    mine = self._flying[key] = _Flight(Future[None](), deadline_s)
+                    break
             try:
-                flight.result(max(0.0, deadline_s - time.monotonic()))
+                flight.ended.result(max(0.0, deadline_s - time.monotonic()))
             except WaitedTooLong:
                 raise UnavailableError("not fetched in time", where=str(key)) from None
+            except UnavailableError:
+                if not flight.deadline_s <= time.monotonic() < deadline_s:
+                    raise
+                continue
             return False
         try:
             work()
         except BaseException as error:
             self._land(key)
-            mine.set_exception(error)
+            mine.ended.set_exception(error)
             raise
         self._land(key)
-        mine.set_result(None)
+        mine.ended.set_result(None)
         return True
 
     def _land(self, key: Hashable) -> None:

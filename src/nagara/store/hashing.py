@@ -17,8 +17,8 @@ from nagara.store.names import (
     zero_hash,
 )
 
-# A piece stays in a core's cache between being read and being hashed.
-_PIECE_BYTES = 1 << 18
+# Small enough to stay in a core's cache, large enough that threads seldom change places.
+_PIECE_BYTES = 1 << 20
 _LOCAL = threading.local()
 
 

@@ -16,6 +16,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from nagara.base.errors import UsageError
 from nagara.store.errors import AbsentError, UnavailableError
@@ -23,6 +24,7 @@ from nagara.store.retrying import RefusedError, RetryPolicy
 from nagara.store.statistics import TierStatistics
 from nagara.store.tier import Entry, check_key
 
+T = TypeVar("T")
 _IDLE_LIMIT = 64
 _CONNECT_S = 5.0
 _PIECE_BYTES = 1 << 18
@@ -67,19 +69,25 @@ class HttpTier:
         self._lock = threading.Lock()
 
     def read(self, key: str, start: int, length: int, deadline_s: float) -> bytes:
-        def ask() -> bytes:
-            return self._get(key, start, length, deadline_s)
+        data = bytearray(length)
+        self.read_into(key, start, memoryview(data), deadline_s)
+        return bytes(data)
 
-        return self._timed(ask, deadline_s) if length else b""
+    def read_into(self, key: str, start: int, buffer: memoryview, deadline_s: float) -> None:
+        def ask() -> int:
+            return self._get(key, start, buffer, deadline_s)
+
+        if buffer:
+            self._timed(ask, lambda got: got, deadline_s)
 
     def read_all(self, key: str, limit_bytes: int, deadline_s: float) -> bytes:
         def ask() -> bytes:
             with self._request("GET", key, {}, None, deadline_s) as response:
                 if (response.length or 0) > limit_bytes:
                     raise RefusedError(f"{key} is over {limit_bytes} bytes", where=self.name)
-                return self._body(response, limit_bytes, deadline_s, is_exact=False)
+                return self._body(response, limit_bytes, deadline_s)
 
-        return self._timed(ask, deadline_s)
+        return self._timed(ask, len, deadline_s)
 
     def has(self, key: str, deadline_s: float) -> bool:
         def ask() -> bool:
@@ -119,10 +127,10 @@ class HttpTier:
         for connection in idle:
             connection.close()
 
-    def _timed(self, ask: Callable[[], bytes], deadline_s: float) -> bytes:
+    def _timed(self, ask: Callable[[], T], size_of: Callable[[T], int], deadline_s: float) -> T:
         begun_s = time.monotonic()
 
-        def counted() -> bytes:
+        def counted() -> T:
             try:
                 return ask()
             except UnavailableError:
@@ -130,14 +138,15 @@ class HttpTier:
                 raise
 
         try:
-            data = self._retries.run(counted, deadline_s)
+            found = self._retries.run(counted, deadline_s)
         except AbsentError:
             self.statistics.miss(time.monotonic() - begun_s)
             raise
-        self.statistics.hit(len(data), time.monotonic() - begun_s)
-        return data
+        self.statistics.hit(size_of(found), time.monotonic() - begun_s)
+        return found
 
-    def _get(self, key: str, start: int, length: int, deadline_s: float) -> bytes:
+    def _get(self, key: str, start: int, buffer: memoryview, deadline_s: float) -> int:
+        length = len(buffer)
         headers = {"Range": f"bytes={start}-{start + length - 1}"}
         with self._request("GET", key, headers, None, deadline_s) as response:
             if response.status == 206:
@@ -146,28 +155,46 @@ class HttpTier:
                     raise UnavailableError(f"answered with another range: {said}", where=self.name)
             elif start:
                 raise RefusedError("does not serve ranges", where=self.name)
-            return self._body(response, length, deadline_s, is_exact=True)
+            self._fill(response, buffer, deadline_s)
+            return length
+
+    def _fill(
+        self, response: http.client.HTTPResponse, buffer: memoryview, deadline_s: float
+    ) -> None:
+        """The body into the buffer, each byte moved once; less than that is an error."""
+        filled = 0
+        while filled < len(buffer):
+            self._check_time(deadline_s)
+            left = len(buffer) - filled
+            if response.chunked or response.length is None:
+                piece = response.read1(min(left, _PIECE_BYTES))
+                got = len(piece)
+                buffer[filled : filled + got] = piece
+            else:  # `readinto` would wait for all of it, however slowly that drips
+                left = min(left, response.length)
+                got = response.fp.readinto1(buffer[filled : filled + left]) if left else 0
+                response.length -= got
+            if not got:
+                raise UnavailableError(f"ended after {filled} bytes", where=self.name)
+            filled += got
 
     def _body(
-        self,
-        response: http.client.HTTPResponse,
-        length: int,
-        deadline_s: float,
-        *,
-        is_exact: bool,
+        self, response: http.client.HTTPResponse, limit_bytes: int, deadline_s: float
     ) -> bytes:
         data = bytearray()
-        while len(data) < length:
-            if time.monotonic() > deadline_s:
-                raise UnavailableError("did not finish in time", where=self.name)
-            piece = response.read1(min(length - len(data), _PIECE_BYTES))
+        while len(data) < limit_bytes:
+            self._check_time(deadline_s)
+            piece = response.read1(min(limit_bytes - len(data), _PIECE_BYTES))
             if not piece:
                 break
             data += piece
-        is_truncated = bool(response.length) and not is_exact
-        if (is_exact and len(data) != length) or is_truncated:
+        if response.length:
             raise UnavailableError(f"ended after {len(data)} bytes", where=self.name)
         return bytes(data)
+
+    def _check_time(self, deadline_s: float) -> None:
+        if time.monotonic() > deadline_s:
+            raise UnavailableError("did not finish in time", where=self.name)
 
     @contextlib.contextmanager
     def _request(

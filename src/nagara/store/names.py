@@ -31,7 +31,7 @@ _SPARE_BITS = 4
 _SHIFTS = tuple(range(250, -1, -10))
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
-_NUMBERS = {pair: number for number, pair in enumerate(_PAIRS)}
+_DIGITS = str.maketrans(_ALPHABET, "0123456789abcdefghijklmnopqrstuv")
 _NAME = re.compile(r"([a-z2-7]{52})\.(0|[1-9][0-9]{0,18})", re.ASCII)
 
 
@@ -75,9 +75,7 @@ def parse_name(text: str) -> ObjectName:
     match = _NAME.fullmatch(text)
     if match is None:
         raise BadNameError(f"{text[:80]!r} is not an object's name")
-    number = 0
-    for at in range(0, 52, 2):
-        number = number << 10 | _NUMBERS[text[at : at + 2]]
+    number = int(match[1].translate(_DIGITS), 32)
     # Base32 has four spare bits at the end: only one spelling of a name is a name.
     if number & (1 << _SPARE_BITS) - 1:
         raise BadNameError(f"{text!r} is not an object's name")

@@ -91,6 +91,9 @@ class PassingReader:
     def is_here(self, start: int, length: int) -> bool:
         return False
 
+    def need(self, start: int, length: int, deadline_s: float) -> None:
+        """There is no place to keep them ready in."""
+
     def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:
         self._passing.fill(self._name, buffer, start, deadline_s)
 

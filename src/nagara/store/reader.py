@@ -18,6 +18,13 @@ class Reader(Protocol):
         """A read of those bytes waits for no network."""
         ...
 
+    def need(self, start: int, length: int, deadline_s: float) -> None:
+        """Makes those bytes ready for a reader who comes later: fetched, verified.
+
+        Raises `StoreError` when that cannot be; the reader may have other means.
+        """
+        ...
+
     def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:
         """Fills the whole buffer from `start`, or raises a `StoreError`; never less."""
         ...
@@ -50,6 +57,9 @@ class FileReader:
     def is_here(self, start: int, length: int) -> bool:
         return True
 
+    def need(self, start: int, length: int, deadline_s: float) -> None:
+        """All of it is ready."""
+
     def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:
         _fill(self.descriptor, buffer, start)
 
@@ -71,16 +81,19 @@ class AssemblyReader:
     def is_here(self, start: int, length: int) -> bool:
         return self._assembly.has(start, length)
 
+    def need(self, start: int, length: int, deadline_s: float) -> None:
+        self._assembly.need(start, length, deadline_s)
+
     def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:
         try:
             self._assembly.need(start, len(buffer), deadline_s)
         except FullError:
             self._passing.fill(self._assembly.name, buffer, start, deadline_s)
         else:
-            _fill(self._assembly.descriptor, buffer, start)
+            self._assembly.file.read_into(buffer, start)
 
     def forget_cache(self, start: int, length: int) -> None:
-        os.posix_fadvise(self._assembly.descriptor, start, length, os.POSIX_FADV_DONTNEED)
+        self._assembly.file.forget_cache(start, length)
 
     def is_outdated(self) -> bool:
         return self._assembly.is_object
@@ -102,6 +115,9 @@ class ProvingReader:
 
     def is_here(self, start: int, length: int) -> bool:
         return self._proof.has(start, length)
+
+    def need(self, start: int, length: int, deadline_s: float) -> None:
+        self._proof.need(start, length, deadline_s)
 
     def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:
         try:

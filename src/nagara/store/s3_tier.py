@@ -70,6 +70,9 @@ class S3Tier:
 
         return self._timed(ask, key, deadline_s) if length else b""
 
+    def read_into(self, key: str, start: int, buffer: memoryview, deadline_s: float) -> None:
+        buffer[:] = self.read(key, start, len(buffer), deadline_s)
+
     def read_all(self, key: str, limit_bytes: int, deadline_s: float) -> bytes:
         import obstore
 

@@ -7,7 +7,7 @@ from typing import Protocol
 class Sink(Protocol):
     """Written out of order by several threads, then read back in order for the hash."""
 
-    def write(self, start: int, data: bytes) -> None: ...
+    def write(self, start: int, data: bytes | memoryview) -> None: ...
 
     def read(self, start: int, length: int) -> bytes: ...
 
@@ -35,7 +35,7 @@ class MemorySink:
         self.data = bytearray(length)
         self._origin = origin
 
-    def write(self, start: int, data: bytes) -> None:
+    def write(self, start: int, data: bytes | memoryview) -> None:
         start -= self._origin
         self.data[start : start + len(data)] = data
 

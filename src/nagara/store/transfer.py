@@ -9,8 +9,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 
 from nagara.store.budget import ByteBudget
@@ -22,6 +23,7 @@ from nagara.store.errors import (
     UnavailableError,
 )
 from nagara.store.names import CHUNK_BYTES, ChunkList, ObjectName, list_bytes, parse_chunk_list
+from nagara.store.piece_buffers import piece_buffer
 from nagara.store.sink import Sink
 from nagara.store.tier import Tier
 
@@ -54,8 +56,7 @@ class Transfer:
 
         def attempt(tier: Tier) -> None:
             if name.size <= PIECE_BYTES:
-                with self.budget.held(name.size, deadline_s):
-                    data = tier.read(name.key, 0, name.size, deadline_s)
+                with self._piece(tier, name, 0, name.size, deadline_s) as data:
                     _check(hashlib.sha256(data).digest(), name, tier)
                     sink.write(0, data)
             else:
@@ -70,8 +71,7 @@ class Transfer:
         start, length = index * CHUNK_BYTES, chunks.length(index)
 
         def attempt(tier: Tier) -> None:
-            with self.budget.held(length, deadline_s):
-                data = tier.read(name.key, start, length, deadline_s)
+            with self._piece(tier, name, start, length, deadline_s) as data:
                 if hashlib.sha256(data).digest() != chunks.hashes[index]:
                     raise CorruptError(f"chunk {index} is wrong", where=f"{tier.name} {name}")
                 sink.write(start, data)
@@ -92,16 +92,24 @@ class Transfer:
         self._from_nearest(name, attempt)
         return found[0]
 
-    def range(self, name: ObjectName, start: int, length: int, deadline_s: float) -> bytes:
-        """Unverified bytes of an object: the caller can prove them by other means (packs)."""
-        found: list[bytes] = []
+    def range(
+        self,
+        name: ObjectName,
+        start: int,
+        length: int,
+        deadline_s: float,
+        take: Callable[[memoryview], None],
+    ) -> None:
+        """Gives `take` unverified bytes of an object, which it proves by other means (packs).
+
+        `take` raises `CorruptError` when they are wrong; the bytes are nobody's after it.
+        """
 
         def attempt(tier: Tier) -> None:
-            with self.budget.held(length, deadline_s):
-                found.append(tier.read(name.key, start, length, deadline_s))
+            with self._piece(tier, name, start, length, deadline_s) as data:
+                take(data)
 
         self._from_nearest(name, attempt)
-        return found[0]
 
     def document(self, key: str, limit_bytes: int, deadline_s: float) -> bytes:
         """A named document from the nearest tier that has it."""
@@ -140,13 +148,22 @@ class Transfer:
         for tier in self.tiers:
             tier.close()
 
+    @contextmanager
+    def _piece(
+        self, tier: Tier, name: ObjectName, start: int, length: int, deadline_s: float
+    ) -> Iterator[memoryview]:
+        """Bytes as a tier gives them, at most a chunk, until the `with` block ends."""
+        with self.budget.held(length, deadline_s), piece_buffer(length) as data:
+            tier.read_into(name.key, start, data, deadline_s)
+            yield data
+
     def _pieced(self, tier: Tier, name: ObjectName, sink: Sink, deadline_s: float) -> bytes:
         """Reads an object by several threads; returns its hash, computed behind them."""
 
         def piece(start: int) -> None:
             length = min(PIECE_BYTES, name.size - start)
-            with self.budget.held(length, deadline_s):
-                sink.write(start, tier.read(name.key, start, length, deadline_s))
+            with self._piece(tier, name, start, length, deadline_s) as data:
+                sink.write(start, data)
 
         digest = hashlib.sha256()
         pending = [

@@ -112,7 +112,7 @@ class FakeNode:
         replica = await self._boot(order, seconds)
         reason = self._failure(spec, script)
         if reason is not None:
-            await replica.end()
+            await asyncio.shield(replica.end())
             self._logs[order.replica] = reason.encode()
             raise StartFailedError(f"the command ended: {reason}", where=order.replica)
         self.started.append(order.replica)
@@ -234,7 +234,7 @@ class FakeNode:
             await self._clock.sleep(seconds)
         except BaseException:
             self.cancelled.append(order.replica)
-            await replica.end()
+            await asyncio.shield(replica.end())
             raise
         return replica
 

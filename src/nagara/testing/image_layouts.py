@@ -37,11 +37,13 @@ def digest(raw: bytes) -> str:
     return "sha256:" + hashlib.sha256(raw).hexdigest()
 
 
-def blobs_of(layers: Sequence[bytes] = LAYERS) -> tuple[dict[str, bytes], dict[str, Any]]:
+def blobs_of(
+    layers: Sequence[bytes] = LAYERS, config: Mapping[str, Any] = CONFIG
+) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Digest → blob, and the manifest's descriptor."""
-    packed = [gzip.compress(raw, mtime=0) for raw in layers]
-    config = json.dumps(
-        {**CONFIG, "rootfs": {"type": "layers", "diff_ids": [digest(raw) for raw in layers]}}
+    packed = [gzip.compress(raw, 1, mtime=0) for raw in layers]
+    described = json.dumps(
+        {**config, "rootfs": {"type": "layers", "diff_ids": [digest(raw) for raw in layers]}}
     ).encode()
     manifest = json.dumps(
         {
@@ -49,21 +51,23 @@ def blobs_of(layers: Sequence[bytes] = LAYERS) -> tuple[dict[str, bytes], dict[s
             "mediaType": MANIFEST_KIND,
             "config": {
                 "mediaType": "application/vnd.oci.image.config.v1+json",
-                "digest": digest(config), "size": len(config),
+                "digest": digest(described), "size": len(described),
             },
             "layers": [
                 {"mediaType": LAYER_KIND, "digest": digest(raw), "size": len(raw)} for raw in packed
             ],
         }
     ).encode()  # fmt: skip
-    blobs = {digest(raw): raw for raw in (*packed, config, manifest)}
-    described = {"mediaType": MANIFEST_KIND, "digest": digest(manifest), "size": len(manifest)}
-    return blobs, described
+    blobs = {digest(raw): raw for raw in (*packed, described, manifest)}
+    place = {"mediaType": MANIFEST_KIND, "digest": digest(manifest), "size": len(manifest)}
+    return blobs, place
 
 
-def write_layout(folder: Path, layers: Sequence[bytes] = LAYERS) -> Path:
+def write_layout(
+    folder: Path, layers: Sequence[bytes] = LAYERS, config: Mapping[str, Any] = CONFIG
+) -> Path:
     """The image as an OCI layout in a new folder, tagged v1; returns the folder."""
-    blobs, manifest = blobs_of(layers)
+    blobs, manifest = blobs_of(layers, config)
     (folder / "blobs/sha256").mkdir(parents=True)
     (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     manifest["annotations"] = {"org.opencontainers.image.ref.name": "v1"}
@@ -71,3 +75,16 @@ def write_layout(folder: Path, layers: Sequence[bytes] = LAYERS) -> Path:
     for name, raw in blobs.items():
         (folder / "blobs" / name.replace(":", "/")).write_bytes(raw)
     return folder
+
+
+def write_docker_archive(
+    path: Path, layers: Sequence[bytes] = LAYERS, config: Mapping[str, Any] = CONFIG
+) -> Path:
+    """The image as `docker save` writes it, tagged app:1; returns the path."""
+    whole = {**config, "rootfs": {"diff_ids": [digest(raw) for raw in layers]}}
+    names = [f"{number}/layer.tar" for number in range(len(layers))]
+    manifest = [{"Config": "c.json", "RepoTags": ["app:1"], "Layers": names}]
+    documents = {"manifest.json": manifest, "c.json": whole}
+    files = {name: json.dumps(document).encode() for name, document in documents.items()}
+    path.write_bytes(tar_of({**files, **dict(zip(names, layers, strict=True))}))
+    return path

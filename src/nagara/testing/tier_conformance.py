@@ -57,6 +57,9 @@ class TierConformance:
         end = len(content)
         for start, length in [(0, end), (0, 1), (end - 1, 1), (end // 2, end // 3), (3, 0)]:
             assert tier.read(name.key, start, length, soon()) == content[start : start + length]
+            buffer = bytearray(length)
+            tier.read_into(name.key, start, memoryview(buffer), soon())
+            assert buffer == content[start : start + length]
         assert tier.read_all(name.key, end, soon()) == content
 
     def test_a_file_is_written_like_bytes(self, make_tier: TierMaker, tmp_path: Path) -> None:
@@ -74,6 +77,8 @@ class TierConformance:
             name = put(tier, content)
             with pytest.raises(StoreError):
                 tier.read(name.key, name.size - 1, 2, soon())
+            with pytest.raises(StoreError):
+                tier.read_into(name.key, name.size - 1, memoryview(bytearray(2)), soon())
 
     def test_a_document_over_the_limit_is_refused(self, make_tier: TierMaker) -> None:
         tier = make_tier("a")

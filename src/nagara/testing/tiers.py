@@ -47,6 +47,12 @@ class ScriptedTier:
         self.statistics.hit(len(data), 0.0)
         return data
 
+    def read_into(self, key: str, start: int, buffer: memoryview, deadline_s: float) -> None:
+        data = self.read(key, start, len(buffer), deadline_s)
+        if len(data) != len(buffer):  # `interfere` changed more than bytes
+            raise UnavailableError(f"answered with {len(data)} bytes", where=self.name)
+        buffer[:] = data
+
     def read_all(self, key: str, limit_bytes: int, deadline_s: float) -> bytes:
         size = len(self.content.get(key, b""))
         if size > limit_bytes:

@@ -13,7 +13,7 @@ import textwrap
 
 import pytest
 
-from nagara.snapshot.device import cuda_worker
+from nagara.snapshot.device import cuda, cuda_worker
 from nagara.snapshot.device.cuda import CudaDevice
 from nagara.snapshot.device.cuda_worker import CudaCheckpoint, CudaCore, MissingError, Worker
 from nagara.snapshot.device.errors import (
@@ -25,6 +25,8 @@ from nagara.snapshot.device.errors import (
     DeviceRefusedError,
     DeviceSilentError,
 )
+from nagara.snapshot.device.orders import DeviceOrders
+from nagara.snapshot.errors import CaptureError
 from nagara.snapshot.states import DeviceState
 from nagara.testing.device_conformance import NO_PID, DeviceConformance
 
@@ -146,6 +148,16 @@ def test_a_process_that_ended_is_told_from_one_that_is_lost(answering):
     with pytest.raises(DeviceLostError):
         device.state(os.getpid())
     assert device.holders([NO_PID, os.getpid()]) == ()
+
+
+def test_who_has_not_the_drivers_library_is_not_asked_about(answering, monkeypatch):
+    device = answering('def answer(request): return {"error": "no cuda-core", "kind": "missing"}')
+    assert DeviceOrders(device).save({os.getpid(): 1}) is None  # a replica on the CPU
+    monkeypatch.setattr(cuda, "_has_library", lambda _pid: True)
+    with pytest.raises(CaptureError, match="no cuda-core"):
+        DeviceOrders(device).save({os.getpid(): 1})
+    running = answering(STATES.format(state="running", rest="pass"))
+    assert running.holders([os.getpid()]) == (os.getpid(),)
 
 
 def test_what_has_no_place_is_not_asked_of_the_driver(answering):
@@ -285,7 +297,8 @@ def test_the_worker_judges_by_the_drivers_version(command, monkeypatch, driver, 
     facts = worker.answer({"do": "facts"})
     assert facts["can_map"] is can_map
     assert facts["why_not"] == why_not or why_not in facts["why_not"]
-    assert "CudaCheckpoint" in facts["driver"]
+    assert facts["driver"] == f"{driver}, CUDA 12.8"
+    assert facts["way"] == "CudaCheckpoint"
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a driver")  # noqa: PTH110

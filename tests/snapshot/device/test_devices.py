@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from nagara.snapshot.device.cpu import CpuDevice, resident_bytes
-from nagara.snapshot.device.errors import DeviceGoneError, DeviceRefusedError, DeviceSilentError
+from nagara.snapshot.device.errors import DeviceGoneError, DeviceRefusedError
 from nagara.snapshot.device.orders import DeviceOrders
 from nagara.snapshot.device.simulated import SimulatedDevice
 from nagara.snapshot.states import TRANSITIONS, DeviceEvent, DeviceState, after
@@ -63,12 +63,3 @@ def test_memory_of_a_process_is_counted_as_its_own():
         process.stdin.close()
     with pytest.raises(DeviceGoneError):
         resident_bytes(NO_PID)
-
-
-def test_a_call_of_a_locked_process_would_hang():
-    device = SimulatedDevice({"sim-0": GB})
-    device.start(5, {"sim-0": 1000})
-    device.submit(5, 0.01)
-    device.lock(5, time_limit_s=1)
-    with pytest.raises(DeviceSilentError, match="locked"):
-        device.submit(5, 0.01)

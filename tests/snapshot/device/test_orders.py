@@ -168,6 +168,51 @@ def test_a_capture_that_fails_locks_nobody_and_frees_the_device(host, event, fau
     host.begin()  # the app goes on starting plainly
 
 
+@pytest.mark.parametrize("victim", [101, 102, 103])
+@pytest.mark.parametrize("state", [State.RUNNING, State.LOCKED, State.CHECKPOINTED])
+def test_a_process_that_exits_in_a_state_makes_no_snapshot(host, victim, state):
+    """The victim ends as soon as it is in that state; the others are left as they may be."""
+    ends_after(host.device, victim, state)
+    with pytest.raises(CaptureError):
+        host.orders.save(BEFORE)
+    assert State.LOCKED not in host.states()
+    host.end_all()
+    assert host.is_free()
+
+
+@pytest.mark.parametrize("victim", [201, 202, 203])
+@pytest.mark.parametrize("state", [State.CHECKPOINTED, State.LOCKED, State.RUNNING])
+def test_a_process_that_exits_in_a_state_ends_the_restore(saved, victim, state):
+    host, record = saved
+    other = Host(clock=host.clock)
+    ends_after(other.device, victim, state)
+    failure, _ = other.start(record, host)
+    assert type(failure) is BadSnapshotError
+    assert other.states() == [State.RUNNING] * 3  # the plain start
+
+
+def ends_after(device, victim, state):
+    """Lets a process end the moment after a look at its state, or a call, has found it so."""
+    for name in ("held_bytes", "lock", "checkpoint", "restore", "unlock"):
+        call = getattr(device, name)
+
+        def ending(pid, *more, call=call, **limits):
+            result = call(pid, *more, **limits)
+            if pid == victim and device.holders([pid]) and device.state(pid) is state:
+                device.end(pid)
+            return result
+
+        setattr(device, name, ending)
+    carry = device.carry
+
+    def carried(other, pids):
+        carry(other, pids)
+        if state is State.CHECKPOINTED:
+            device.end(victim)
+
+    device.carry = carried
+
+
 def test_a_checkpoint_without_memory_is_not_believed(host):
     host.device.fail(Event.CHECKPOINT, Fault.EMPTY, call=3)
     with pytest.raises(CaptureError, match="only 0 bytes came along of 6000000000"):

@@ -46,7 +46,7 @@ function order(a, b) {
 
 export function appsView(main) {
   const rates = [
-    chart("Requests per second", [{ key: "requests", name: "arrived" }, { key: "failures", name: "failed" }]),
+    chart("Requests per second", [{ key: "requests", name: "answered" }, { key: "failures", name: "failed" }]),
     chart("Tokens per second", [{ key: "tokens", name: "tokens" }]),
     chart("Requests in the system", [{ key: "running", name: "running" }, { key: "held", name: "in the queue" }]),
   ];

@@ -17,6 +17,7 @@ from pathlib import Path
 from nagara.engine.errors import UnsupportedError
 
 SOURCE = Path(__file__).with_name("flat.c")
+FOLD = Path(__file__).with_name("fold.c")
 # No -ffast-math: linking with it changes the float mode of the whole process
 FLAGS = ("-O3", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-w")
 # Names the CPU to compile for, as compilers know it: one that all machines have on which a saved
@@ -52,8 +53,16 @@ def load_kernel(*, is_bfloat16: bool) -> ctypes.CDLL:
         raise UnsupportedError(f"the kernel cannot be loaded: {error}", where="kernel") from error
 
 
+def load_fold() -> ctypes.CDLL:
+    """The compiled copying that takes a value hash on the way. Raises UnsupportedError."""
+    try:
+        return ctypes.CDLL(str(_find_or_compile(cache_folders(), FOLD)))
+    except OSError as error:
+        raise UnsupportedError(f"the kernel cannot be loaded: {error}", where="kernel") from error
+
+
 def compile_all() -> Path:
-    """Compile the kernels of both number types ahead of need; the folder they are in.
+    """Compile the kernels, of both number types, ahead of need; the folder they are in.
 
     In the installation itself if this user may write there: then every user finds them, also in
     containers that show the installation read-only. Else where this user's engines look.
@@ -66,34 +75,39 @@ def compile_all() -> Path:
 
 
 def _compile_both(folders: list[Path]) -> Path:
-    files = [_find_or_compile(folders, is_bfloat16=is_bfloat16) for is_bfloat16 in (True, False)]
+    files = [_find_or_compile(folders, SOURCE, _type(is_bfloat16)) for is_bfloat16 in (True, False)]
+    _find_or_compile(folders, FOLD)
     return files[0].parent
 
 
 def find_or_compile(*, is_bfloat16: bool) -> Path:
     """The kernel's file, compiled if no folder has it. Raises UnsupportedError."""
-    return _find_or_compile(cache_folders(), is_bfloat16=is_bfloat16)
+    return _find_or_compile(cache_folders(), SOURCE, _type(is_bfloat16))
 
 
-def _find_or_compile(candidates: list[Path], *, is_bfloat16: bool) -> Path:
+def _type(is_bfloat16: bool) -> str:
+    return f"-DBF16={int(is_bfloat16)}"
+
+
+def _find_or_compile(candidates: list[Path], source: Path, *defines: str) -> Path:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
     level = os.environ.get(LEVEL_VARIABLE) or "native"
-    flags = (*FLAGS, f"-march={level}", f"-DBF16={int(is_bfloat16)}")
-    text = _text_mark(flags)
+    flags = (*FLAGS, f"-march={level}", *defines)
+    text, stem = _text_mark(source, flags), source.stem
     folders = [folder for folder in candidates if _is_trusted(folder)]
     if compiler is None:
-        made = [file for folder in folders for file in sorted(folder.glob(f"flat-{text}-*.so"))]
+        made = [file for folder in folders for file in sorted(folder.glob(f"{stem}-{text}-*.so"))]
         if not made:
             raise UnsupportedError("there is no C compiler", where="kernel", hint="install gcc")
         return made[0]
-    name = f"flat-{text}-{_compiler_mark(compiler)}.so"
+    name = f"{stem}-{text}-{_compiler_mark(compiler)}.so"
     for folder in folders:
         if (folder / name).exists():
             return folder / name
     reasons = []
     for folder in folders:
         try:
-            _compile(compiler, flags, folder / name)
+            _compile(compiler, source, flags, folder / name)
         except OSError as error:
             reasons.append(f"{folder}: {error.strerror}")
             continue
@@ -114,9 +128,9 @@ def _is_trusted(folder: Path) -> bool:
     return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o002
 
 
-def _text_mark(flags: tuple[str, ...]) -> str:
+def _text_mark(source: Path, flags: tuple[str, ...]) -> str:
     """Text, flags and CPU."""
-    digest = hashlib.blake2b(SOURCE.read_bytes(), digest_size=10)
+    digest = hashlib.blake2b(source.read_bytes(), digest_size=10)
     for part in (" ".join(flags).encode(), _cpu_flags()):
         digest.update(b"\0" + part)
     return digest.hexdigest()
@@ -135,21 +149,21 @@ def _cpu_flags() -> bytes:
     return next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
 
 
-def _compile(compiler: str, flags: tuple[str, ...], file: Path) -> None:
+def _compile(compiler: str, source: Path, flags: tuple[str, ...], file: Path) -> None:
     """Compile beside the target and rename: who looks for it finds all of it or nothing."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".flat-", suffix=".so")
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{source.stem}-", suffix=".so")
     os.close(handle)
     try:
         done = subprocess.run(
-            [compiler, *flags, str(SOURCE), "-o", name, "-lm"],
+            [compiler, *flags, str(source), "-o", name, "-lm"],
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode:
             reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
-            raise UnsupportedError(f"{compiler} refuses the kernel: {reason[0]}", where=str(SOURCE))
+            raise UnsupportedError(f"{compiler} refuses the kernel: {reason[0]}", where=str(source))
         Path(name).replace(file)
     finally:
         Path(name).unlink(missing_ok=True)

@@ -34,6 +34,7 @@ from nagara.snapshot.states import DeviceEvent, DeviceState, can
 WORKER = (sys.executable, "-m", "nagara.snapshot.device.cuda_worker")
 QUICK_S = 30.0  # a question; its first includes loading the driver
 GRACE_S = 2.0  # for a lock's own time-out to come first
+_LIBRARY = b"/libcuda.so"
 _TOO_LARGE = ("OUT_OF_MEMORY", "out of memory")
 
 
@@ -130,11 +131,13 @@ class CudaDevice:
             can_map=found["can_map"],
             why_not=found["why_not"] or (None if devices else "the driver sees no device"),
             names={device["uuid"]: device["name"] for device in devices},
+            way=found.get("way", ""),
         )
 
     def holders(self, pids: Collection[int]) -> tuple[int, ...]:
         found = []
-        for pid in sorted(pids):
+        # Whoever has not even the driver's library does not use a device: no need to ask it.
+        for pid in sorted(pid for pid in pids if _has_library(pid)):
             with contextlib.suppress(_CallError):  # the driver does not know it
                 self._ask({"do": "state", "pid": pid}, QUICK_S)
                 found.append(pid)
@@ -226,3 +229,10 @@ class CudaDevice:
     def _rest(self, worker: _Worker) -> None:
         with self._lock:
             self._idle.append(worker)
+
+
+def _has_library(pid: int) -> bool:
+    try:
+        return _LIBRARY in Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:  # ended meanwhile
+        return False

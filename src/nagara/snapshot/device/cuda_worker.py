@@ -207,7 +207,8 @@ class Worker:
         if major < OLDEST_DRIVER:
             why_not = f"driver {driver} cannot save processes; {OLDEST_DRIVER} or newer can"
         return {
-            "driver": f"{driver}, CUDA {memory.cuda()}, by {way}",
+            "driver": f"{driver}, CUDA {memory.cuda()}",
+            "way": way,
             "devices": memory.devices(),
             "can_map": major >= OLDEST_MAPPING_DRIVER,
             "why_not": why_not,

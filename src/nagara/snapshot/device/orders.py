@@ -130,11 +130,11 @@ class DeviceOrders:
         Raises:
             CaptureError: with the reason. The replica is to be ended, unless it is RUNNING.
         """
-        holders = self._device.holders(pids)
-        if not holders:
-            return None
         deadline = _Deadline(self._limits.order_s, self._monotonic_s)
         try:
+            holders = self._device.holders(pids)
+            if not holders:
+                return None
             facts = self._device.facts()
             held = {pid: dict(self._device.held_bytes(pid)) for pid in holders}
             _refuse(facts, held, rebuilds_communicators=rebuilds_communicators)

@@ -29,6 +29,7 @@ class DeviceFacts:
     can_map: bool = False  # restores to a device with another uuid
     why_not: str | None = None  # None: it can do all of it
     names: Mapping[str, str] | None = None  # uuid → model; None: not asked
+    way: str = ""  # how the driver is reached, where there is a choice
 
     @property
     def uuids(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nagara.control.traffic import TokenTally, Traffic
+from nagara.control.token_tally import TokenTally
 
 JSON = {"Content-Type": "application/json"}
 STREAM = {"Content-Type": "text/event-stream; charset=utf-8"}
@@ -39,13 +39,3 @@ def test_the_count_does_not_depend_on_the_pieces(
     headers: dict[str, str], text: bytes, tokens: int, cuts: list[int]
 ) -> None:
     assert tally(headers, text, cuts) == tokens
-
-
-def test_the_total_is_the_sum_of_the_apps() -> None:
-    traffic = Traffic()
-    traffic.of("a").arrived += 2
-    traffic.of("b").arrived += 3
-    traffic.of("b").failed += 1
-    traffic.of("a").tokens += 7
-    total = traffic.total()
-    assert (total.arrived, total.failed, total.tokens) == (5, 1, 7)

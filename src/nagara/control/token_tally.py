@@ -1,43 +1,10 @@
-"""How many requests came for each app, how they ended, and how many tokens were answered.
-
-Counted by the gateway's tasks; read once a second by those who watch. Counters only grow.
-"""
+"""How many tokens an OpenAI server answers, counted while the answer passes. Pure."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 _USAGE = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
 _OVERLAP_BYTES = 48  # of the usage's text, which may lie across two pieces
-
-
-@dataclass(slots=True)
-class AppTraffic:
-    """One app's counters since this process began."""
-
-    arrived: int = 0
-    failed: int = 0  # answered by nagara or the replica with 429 or 5xx
-    tokens: int = 0
-
-
-class Traffic:
-    """The counters of all apps, those of deleted ones among them."""
-
-    def __init__(self) -> None:
-        self._apps: dict[str, AppTraffic] = {}
-
-    def of(self, app: str) -> AppTraffic:
-        """The app's counters."""
-        return self._apps.setdefault(app, AppTraffic())
-
-    def total(self) -> AppTraffic:
-        """The sums over all apps."""
-        apps = self._apps.values()
-        return AppTraffic(
-            sum(app.arrived for app in apps),
-            sum(app.failed for app in apps),
-            sum(app.tokens for app in apps),
-        )
 
 
 class TokenTally:

@@ -1,0 +1,34 @@
+"""`nagara usage`: what reserved slots were used for, by app."""
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from nagara.cli.settings import Settings
+from nagara.control.client import connect
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def usage(settings: Settings, as_json: bool) -> None:
+    """Show for each app how much of its reserved time had work in it, and what the rest was."""
+    document = connect(settings.state).usage()
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    uses = list(document["all"]["seconds"])
+    for column in ("app", "utilisation", *uses):
+        table.add_column(column, justify="left" if column == "app" else "right")
+    for name, one in (*document["apps"].items(), ("all", document["all"])):
+        table.add_row(name, _share(one), *(f"{one['seconds'][use]:.0f} s" for use in uses))
+    Console(highlight=False).print(table)
+
+
+def _share(one: dict[str, Any]) -> str:
+    share = one["allocation_utilisation"]
+    return "-" if share is None else f"{100 * share:.1f} %"

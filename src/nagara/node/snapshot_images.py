@@ -1,0 +1,164 @@
+"""The snapshots of a node as images of its store: mounted for a restore, pinned by replicas.
+
+A restore reads the memory through one read-only overlay: the image's index over the machine's
+own objects when all are here, else over the daemon that fetches them. Blocking: worker threads.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from nagara.base.errors import NagaraError
+from nagara.image.images import Image
+from nagara.image.lazy_layer import DaemonError
+from nagara.image.mounting import MountedImage
+from nagara.image.mounts import unmount_if_mounted
+from nagara.image.shelf import Fault, Shelf
+from nagara.image.tracing import wants_recording
+from nagara.node.replica_folder import ReplicaFolder
+from nagara.node.replica_images import NodeImages
+from nagara.node.sealing import Sealing, memory_folder, mount_memory, unmount_memory
+from nagara.snapshot.catalog import KIND, LAYER, MEMORY, Snapshot
+from nagara.snapshot.errors import BadSnapshotError
+from nagara.store.errors import CorruptError
+from nagara.store.ledger import Pin
+from nagara.store.roots import read_list
+
+_log = logging.getLogger(__name__)
+_ASKED = 4  # of many objects that are not here
+
+
+class SnapshotImages:
+    """What a node's snapshots are kept and shown by."""
+
+    def __init__(self, images: NodeImages, sealing: Sealing) -> None:
+        self._images = images
+        self.sealing = sealing
+        self._lazy: dict[str, MountedImage] = {}  # of replicas that have just been restored
+
+    def shelf(self, tenant: str) -> Shelf:
+        """A tenant's snapshots in the store."""
+        return Shelf(self._images.opened().store(tenant), KIND)
+
+    def tenants(self) -> Sequence[str]:
+        """Who has a part of the store."""
+        return self._images.opened().objects.tenant_names()
+
+    def has_tiers(self, tenant: str) -> bool:
+        """Whether there are other places that may have what is not here."""
+        return bool(self.shelf(tenant).store.transfer.tiers)
+
+    def cannot_be_had(self, tenant: str, faults: Sequence[Fault]) -> list[Fault]:
+        """Those of a snapshot's faults that no other tier makes up for.
+
+        Raises `UnavailableError` when that cannot be found out.
+        """
+        shelf = self.shelf(tenant)
+        # Who has some of a snapshot has all of it: its root came last.
+        asked = [fault for fault in faults if fault.is_wrong] or list(faults[:_ASKED])
+        return [fault for fault in asked if not shelf.is_elsewhere(fault.object)]
+
+    def trust(self, tenant: str, image: Image) -> None:
+        """The image was made here."""
+        self._images.opened().trust(tenant, image)
+
+    def pin(self, replica: str, snapshot: Snapshot) -> None:
+        """Until the replica's images are released nothing of the snapshot is evicted."""
+        pin = Pin(self._holder(replica), snapshot.tenant, str(snapshot.image.list))
+        self._images.opened().objects.ledger.pin(pin)
+
+    def mount(self, folder: ReplicaFolder, snapshot: Snapshot) -> MountedImage:
+        """Shows the snapshot at `folder.snapshot`, and its memory where `memory_of` says; fetching
+        has begun of what is not here.
+
+        Raises `MountError`, `StoreError`, OSError.
+        """
+        mounts = self._images.opened()
+        holder = self._holder(folder.name)
+        mounted = mounts.mount(snapshot.tenant, snapshot.image, holder)
+        folder.snapshot.mkdir(exist_ok=True)
+        mounts.mount_at(mounted, folder.snapshot)
+        if mounted.is_lazy:
+            self._lazy[folder.name] = mounted
+            mounts.fill(mounted)  # the tool reads all of it: nothing waits to be touched first
+        if snapshot.record.sealed_by is not None:
+            mount_memory(folder.opened)
+            for path in sorted((folder.snapshot / MEMORY).iterdir()):
+                self._open(snapshot, f"{MEMORY}/{path.name}", path, folder.opened / path.name)
+        return mounted
+
+    def _open(self, snapshot: Snapshot, inside: str, sealed: Path, target: Path) -> None:
+        try:
+            self.sealing.open_file(snapshot.tenant, snapshot.name, inside, sealed, target)
+        except CorruptError as error:
+            raise BadSnapshotError(error.what, where=f"{snapshot.name}/{inside}") from error
+
+    def unmount(self, folder: ReplicaFolder) -> None:
+        """Nobody reads it there any more; the replica goes on holding its objects."""
+        unmount_memory(folder.opened)
+        unmount_if_mounted(folder.snapshot)
+
+    def forget(self, replica: str) -> None:
+        """The replica is taken down."""
+        self._lazy.pop(replica, None)
+
+    def not_fetched(self, replica: str) -> str | None:
+        """Why something of a snapshot that comes from another tier could not be had so far."""
+        mounted = self._lazy.get(replica)
+        try:
+            return None if mounted is None else self._images.opened().progress(mounted).error
+        except DaemonError as error:
+            return str(error)
+
+    def afterwards(self, replica: str) -> Callable[[], None]:
+        """What is left to do, at leisure, about a snapshot that came from another tier."""
+        return functools.partial(self._keep_touches, self._lazy.pop(replica, None))
+
+    def _keep_touches(self, mounted: MountedImage | None) -> None:
+        """The order in which it was read is that in which the next machine fetches it."""
+        if mounted is None or not wants_recording(mounted.image):
+            return
+        try:
+            if touches := self._images.opened().touches(mounted):
+                self.shelf(mounted.tenant).record(mounted.image.name, touches)
+        except (NagaraError, OSError) as error:
+            _log.warning("%s: its trace is not kept: %s", mounted.image.name, error)
+
+    @contextmanager
+    def layer(self, snapshot: Snapshot, scratch: Path) -> Iterator[Path]:
+        """The frozen layer as a file of this machine; fetched if need be.
+
+        Args:
+            scratch: a folder to make for as long as it takes, if the layer is encrypted.
+        """
+        kept = self._kept_layer(snapshot)
+        if snapshot.record.sealed_by is None:
+            yield kept
+            return
+        with memory_folder(scratch) as folder:
+            self._open(snapshot, LAYER, kept, folder / LAYER)
+            yield folder / LAYER
+
+    def _kept_layer(self, snapshot: Snapshot) -> Path:
+        shelf = self.shelf(snapshot.tenant)
+        name = shelf.object_at(snapshot.image, LAYER)
+        shelf.store.ensure(name)
+        return shelf.local.path(name)
+
+    def largest_last(self, snapshot: Snapshot) -> list[Path]:
+        """Its objects that are here, in the order in which the tool reads them, more or less."""
+        store = self.shelf(snapshot.tenant).store
+        if not store.local.has(snapshot.image.list):
+            return []
+        names = read_list(store, snapshot.image.list)
+        return [store.local.path(name) for name in sorted(names, key=lambda name: name.size)]
+
+    def _holder(self, replica: str) -> str:
+        return f"{self._images.holder(replica)}{KIND}"
+
+
+def memory_of(folder: ReplicaFolder) -> Path:
+    """The tool's files of a mounted snapshot."""
+    return folder.opened if folder.opened.is_mount() else folder.snapshot / MEMORY
