@@ -22,7 +22,8 @@ WITHOUT_JSON = {
     "setup": "changes the machine", "setup criu": "changes the machine",
     "setup runc": "changes the machine", "setup erofs": "changes the machine",
     "setup kernel": "changes the machine", "image mount": "changes the machine",
-    "image umount": "changes the machine",
+    "image umount": "changes the machine", "backup save": "writes a file",
+    "backup restore": "changes the machine",
 }  # fmt: skip
 
 

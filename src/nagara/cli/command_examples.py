@@ -34,6 +34,8 @@ EXAMPLES: dict[str, str] = {
     "secret rm": "nagara secret rm HF_TOKEN",
     "device status": "nagara device status --json",
     "device selftest": "sudo nagara device selftest",
+    "backup save": "sudo nagara backup save nagara.tar.gz",
+    "backup restore": "sudo nagara backup restore nagara.tar.gz",
     "image import": "nagara image import venv:/srv/app/.venv --name app-env",
     "image ls": "nagara image ls",
     "image show": "nagara image show app-env --tree",
