@@ -8,7 +8,9 @@ export HF_HUB_OFFLINE := 1
 BIN := .venv/bin
 MODEL := $(NAGARA_STATE)/models/smollm2/nagara-model.json
 
-.PHONY: demo test test-servers restores check bench format setup model tools transcript clean
+CHAOS_SECONDS ?= 600
+
+.PHONY: demo test test-servers restores check chaos bench format setup model tools transcript clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -17,6 +19,7 @@ help:
 	@echo "make demo    cold start, snapshot and restored start of a real model"
 	@echo "make test    all checks and all tests"
 	@echo "make test-servers  real servers (vLLM, llama.cpp, FastAPI ...), some GB of environments"
+	@echo "make chaos   ten minutes of killed processes and full disks under load (needs root)"
 	@echo "make restores  a torch server put back 200 times under requests"
 	@echo "make check   formatting, lint, types, import rules, size budgets"
 	@echo "make bench   the headline measurement; nagara bench --help lists all"
@@ -35,6 +38,9 @@ test-servers: model tools
 	-$(BIN)/python scripts/environments.py caddy web vllm llama-node llama
 	NAGARA_SERVERS=1 $(BIN)/pytest tests/servers tests/whole/test_foreign.py \
 	    tests/node/test_foreign_servers.py tests/node/test_preflight.py
+
+chaos: tools
+	$(BIN)/python scripts/chaos.py --seconds $(CHAOS_SECONDS)
 
 restores: model tools
 	NAGARA_RESTORES=200 $(BIN)/pytest tests/whole/test_restores.py

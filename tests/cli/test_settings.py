@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from nagara.cli.settings import Settings, default_state, read_settings
+from nagara.cli.settings import Settings, read_settings
+from nagara.control.state_folder import default_state
 
 
 def test_root_keeps_its_state_with_the_system() -> None:

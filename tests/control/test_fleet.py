@@ -413,47 +413,33 @@ async def test_logs_of_the_newest_replica(stand: Any, text: Any) -> None:
     assert [name] == list(stand.node.live)
 
 
-async def test_a_replica_is_not_given_up_while_its_node_is_away_for_a_moment(
-    stand: Any, text: Any
+async def test_a_node_that_is_away_for_a_moment_costs_neither_requests_nor_replicas(
+    stand: Any, text: Any, until: Any
 ) -> None:
-    await stand.up(text())
-    await stand.get("/smol/health")
-    (name,) = stand.node.live
-    await asyncio.sleep(2.1)  # the kept-alive connection is given up
+    await stand.up(text("warm"), text("cold"))
+    await stand.get("/warm/health")
+    (warm,) = stand.node.live
+    await asyncio.sleep(2.1)  # kept connections have ended: the next request dials
     stand.node.is_reachable = False
-    request = asyncio.create_task(stand.client.get("/smol/health"))
-    await asyncio.sleep(0.3)
-    assert not request.done()
+    requests = [asyncio.create_task(stand.get(f"/{app}/health")) for app in ("warm", "cold") * 3]
+    await asyncio.sleep(0.5)
+    assert not any(request.done() for request in requests)
     stand.node.is_reachable = True
-    async with await request as answer:
-        assert (answer.status, answer.headers["x-nagara-replica"]) == (200, name)
-    assert stand.node.started == [name]
+    assert {status for status, _ in await asyncio.gather(*requests)} == {200}
+    assert warm in stand.node.live
+    app = await stand.app("cold")
+    assert app["failures"] == 0
 
 
-async def test_a_node_that_stays_away_is_not_waited_for_without_end(
+async def test_a_node_that_stays_away_is_said(
     stand: Any, text: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nagara.control.upstream.ABSENCE_S", 0.2)
-    await stand.up(text())
+    monkeypatch.setattr("nagara.control.dispatch.AWAY_S", 0.3)
+    await stand.up(text(timeouts='{queue = "1s"}'))
     await stand.get("/smol/health")
-    await asyncio.sleep(2.1)  # the kept-alive connection is given up
+    await asyncio.sleep(2.1)
     stand.node.is_reachable = False
     status, body = await stand.get("/smol/health")
+    error = json.loads(body)["error"]
+    assert (status, error["code"]) == (503, "queue_timeout")
     stand.node.is_reachable = True
-    assert status == 503
-    assert "out of reach" in json.loads(body)["error"]["message"]
-
-
-async def test_an_unreachable_node_is_said_and_survived(stand: Any, text: Any, until: Any) -> None:
-    await stand.up(text())
-    stand.node.is_reachable = False
-    request = asyncio.create_task(stand.get("/smol/health"))
-    status, body = await request
-    assert status == 503
-    assert "out of reach" in json.loads(body)["error"]["message"]
-    stand.node.is_reachable = True
-
-    async def is_served() -> bool:
-        return bool((await stand.get("/smol/health"))[0] == 200)
-
-    await until(is_served)

@@ -17,6 +17,7 @@ from postgres_server import PostgresServer, postgres_server, programs
 
 from nagara.base.errors import UsageError
 from nagara.contract.replica import CaptureReport, Lease
+from nagara.control import retention
 from nagara.control.app import App
 from nagara.control.appfile import parse_apps
 from nagara.control.database import database_for
@@ -24,6 +25,7 @@ from nagara.control.errors import ControlError, StateBusyError, StateLostError
 from nagara.control.migrations import MIGRATIONS
 from nagara.control.pool_record import PoolRecord
 from nagara.control.postgres_database import schema_statement, statement_for
+from nagara.control.retention import VERSIONS, forget
 from nagara.control.sql import Database, Sql
 from nagara.control.state import CaptureRecord, KeyRecord, StartRecord, State
 from nagara.pool.machines import Writes
@@ -155,6 +157,57 @@ async def test_the_pools_record_is_the_same_there(database: Database) -> None:
     assert (await PoolRecord(database).read()).pool == saved.pool
     await record.write(Writes((), (), tuple(machine.name for machine in saved.machines)))
     assert (await record.read()).machines == ()
+
+
+# -- retention -----------------------------------------------------------------------------
+
+
+async def test_old_history_goes_and_what_is_in_use_stays(database: Database) -> None:
+    clock = JumpingClock()
+    state = State(database, clock)
+    for name in ("a", "b"):
+        for number in range(VERSIONS + 5):
+            await state.put_app(app(name, f"port = {number + 1}"))
+    await state.set_version(app("a", "port = 2"), 2)
+    for number in range(12):
+        await clock.leap(1.0)
+        await state.add_replica(f"a-{number}", app(), lease(), state="ready", purpose="serve")
+        if number != 1:
+            await state.set_replica(f"a-{number}", "stopped")
+        at_s = clock.wall_s()
+        await state.add_start(StartRecord(f"a-{number}", "default", "a", "plain", {}, 1.0, at_s))
+    await database.run(forget)
+    versions = [one.number for one in await state.versions("default", "a")]
+    assert versions == [*range(VERSIONS + 5, 5, -1), 2]  # the present one is older than all kept
+    assert len(await state.versions("default", "b")) == VERSIONS
+    assert len(await state.starts("default", "a")) == 12  # fewer than are kept
+
+
+async def test_the_newest_rows_of_each_app_are_kept(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = tuple((table, at, over, 3) for table, at, over, _ in retention._TABLES)
+    monkeypatch.setattr(retention, "_TABLES", few)
+    clock = JumpingClock()
+    state = State(database, clock)
+    for number in range(8):
+        await clock.leap(1.0)
+        for name in ("a", "b"):
+            await state.add_replica(
+                f"{name}-{number}", app(name), lease(), state="ready", purpose="serve"
+            )
+            if number != 1:
+                await state.set_replica(f"{name}-{number}", "stopped")
+            record = StartRecord(
+                f"{name}-{number}", "default", name, "plain", {}, 1.0, clock.wall_s()
+            )
+            await state.add_start(record)
+    await database.run(forget)
+    for name in ("a", "b"):
+        starts = [one.replica for one in await state.starts("default", name)]
+        assert starts == [f"{name}-7", f"{name}-6", f"{name}-5"]
+        replicas = [row["replica"] for row in await state.replicas("default", name)]
+        assert replicas == [f"{name}-7", f"{name}-6", f"{name}-5", f"{name}-1"]  # it lives
 
 
 # -- upgrades ------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ def apps(settings: Settings, as_json: bool) -> None:
 def _replicas(app: dict[str, Any]) -> str:
     """`2 ready, 1 starting of 4`; `at zero` if there are none."""
     counts = [f"{count} {state}" for state, count in app["replicas"].items() if count]
-    return f"{', '.join(counts) or 'at zero'} (max {app['scale']['max']})"
+    old = f", {app['outdated']} of an earlier version" if app.get("outdated") else ""
+    return f"{', '.join(counts) or 'at zero'} (max {app['scale']['max']}){old}"
 
 
 def _capture(capture: dict[str, Any]) -> str:

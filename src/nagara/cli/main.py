@@ -31,6 +31,7 @@ COMMANDS: dict[str, Entry] = {
     "versions": Entry("nagara.cli.versions:versions", "List the versions of an app."),
     "rollback": Entry("nagara.cli.versions:rollback", "Take an earlier version into use again."),
     "delete": Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
+    "backup": Entry("nagara.cli.backup:backup", "Save the state to a file, and bring it back."),
     "usage": Entry("nagara.cli.usage:usage", "Show what reserved slots were used for."),
     "snapshot": Entry(
         "nagara.cli.snapshot:snapshot", "Show saved replicas, and why an app has none."

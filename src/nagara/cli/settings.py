@@ -6,11 +6,11 @@ there does.
 
 import errno
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
+from nagara.control.state_folder import default_state
 
 _REFUSALS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 
@@ -45,17 +45,6 @@ def unwritable(error: OSError, settings: Settings) -> NagaraError | None:
         where=str(path),
         hint="make room or give it to the user who runs nagara; --state DIR names another folder",
     )
-
-
-def default_state(environ: Mapping[str, str], user_id: int) -> Path:
-    """`/var/lib/nagara` for root, else `$XDG_STATE_HOME/nagara`, else `~/.local/state/nagara`.
-
-    A relative `XDG_STATE_HOME` is passed over, as its specification demands.
-    """
-    if user_id == 0:
-        return Path("/var/lib/nagara")
-    base = Path(environ.get("XDG_STATE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".local/state") / "nagara"
 
 
 def read_settings(state: Path | None, *, verbose: bool) -> Settings:

@@ -18,6 +18,7 @@ from nagara.contract.replica import (
     SnapshotHooks,
     SnapshotRules,
 )
+from nagara.control.cron import Entry
 
 DEFAULT_TENANT = "default"
 
@@ -65,6 +66,9 @@ class App:
     hooks: SnapshotHooks = field(default_factory=SnapshotHooks)
     rules: SnapshotRules = field(default_factory=SnapshotRules)
     image_index: str | None = None  # the tree that `image` was at deployment; None for `host`
+    schedule: tuple[Entry, ...] = ()
+    priority: int = 0
+    regions: tuple[str, ...] = ()  # patterns; empty: any
     served_model: str | None = None  # the name its OpenAI server knows its model by
 
     @property

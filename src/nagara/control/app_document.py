@@ -5,6 +5,7 @@ from typing import Any
 
 from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks, SnapshotRules
 from nagara.control.app import App, Scale, Timeouts
+from nagara.control.cron import Entry
 
 
 def to_document(app: App) -> dict[str, Any]:
@@ -30,6 +31,8 @@ def from_document(document: dict[str, Any]) -> App:
             "limits": Limits(**values["limits"]),
             "hooks": _hooks(values["hooks"]) if "hooks" in values else SnapshotHooks(),
             "rules": SnapshotRules(**values.get("rules", {})),
+            "schedule": tuple(Entry(**entry) for entry in values.get("schedule", ())),
+            "regions": tuple(values.get("regions", ())),
             "scale": Scale(**values["scale"]),
             "timeouts": Timeouts(**values["timeouts"]),
         }

@@ -29,6 +29,7 @@ from nagara.base.units import parse_duration_s, parse_size_bytes
 from nagara.contract.replica import Canary, HookStep, Limits, SnapshotHooks, SnapshotRules
 from nagara.control.app import App, Scale, Timeouts
 from nagara.control.app_secrets import SECRET_NAME
+from nagara.control.cron import Entry, parse_cron
 from nagara.control.errors import AppFileError
 from nagara.control.openai_server import default_canary, is_openai_path, recognise, with_logprobs
 from nagara.control.presets import PRESETS, preset_of, with_weights
@@ -45,7 +46,7 @@ _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
 
 # Keys of the design that this version refuses instead of passing over, by the table they stand in.
 LATER: dict[str, frozenset[str]] = {
-    "app.*": frozenset({"network", "schedule", "priority", "regions"}),
+    "app.*": frozenset({"network"}),
     "limits": frozenset({"disk"}),
 }
 
@@ -233,6 +234,25 @@ class _LimitsTable(_Table):
     memory: Size | None = None
 
 
+def _cron(value: str) -> str:
+    try:
+        parse_cron(value)
+    except UsageError as error:
+        raise _problem(f"{error.what}; {error.hint}" if error.hint else error.what) from error
+    return value
+
+
+def _region(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_*?.\[\]-]{1,64}", value):
+        raise _problem(f"{value!r} is not a region or a pattern such as eu-*")
+    return value
+
+
+class _ScheduleTable(_Table):
+    cron: Annotated[str, AfterValidator(_cron)]
+    warm: int = Field(ge=0, le=1000)
+
+
 class _TimeoutsTable(_Table):
     start: Duration = 600.0
     request: Duration = 600.0
@@ -253,6 +273,9 @@ class _AppTable(_Table):
     secrets: list[Annotated[str, AfterValidator(_secret)]] = []
     limits: _LimitsTable = _LimitsTable()
     timeouts: _TimeoutsTable = _TimeoutsTable()
+    schedule: list[_ScheduleTable] = []
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    regions: list[Annotated[str, AfterValidator(_region)]] = []
 
     @field_validator("command", mode="after")
     @classmethod
@@ -296,6 +319,7 @@ _TABLES: dict[str, type[_Table]] = {
     "after": _StepTable,
     "limits": _LimitsTable,
     "timeouts": _TimeoutsTable,
+    "schedule": _ScheduleTable,
 }
 
 
@@ -412,6 +436,9 @@ def _to_app(name: str, table: _AppTable) -> App:
         scale=Scale(scale.min, scale.max, scale.concurrency, scale.idle, scale.buffer),
         timeouts=Timeouts(table.timeouts.start, table.timeouts.request, table.timeouts.queue),
         snapshot=table.snapshot is not False,
+        schedule=tuple(Entry(entry.cron, entry.warm) for entry in table.schedule),
+        priority=table.priority,
+        regions=tuple(table.regions),
         hooks=kept.hooks(preset_of(table.command, table.env)),
         rules=kept.rules(),
         served_model=server.model if server is not None else None,

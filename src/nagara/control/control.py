@@ -39,11 +39,13 @@ from nagara.control.machines import Machines, Nodes
 from nagara.control.nodewatch import NodeWatch
 from nagara.control.pool_record import PoolRecord
 from nagara.control.refusal import Refusal
+from nagara.control.retention import Retention
 from nagara.control.scaling import Scaling
 from nagara.control.sql import Database
 from nagara.control.state import State
 from nagara.control.tasks import Tasks
 from nagara.control.telemetry import Telemetry
+from nagara.control.web_server import LimitedServer
 from nagara.pool.bootclock import BootClock
 from nagara.pool.service import PoolService
 from nagara.pool.setup import PoolSetup
@@ -153,6 +155,7 @@ class Control:
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = Tasks(group)
+                    tasks.spawn(Retention(database, self._clock).run, "retention")
                     pool = await self._pool(database)
                     values = AppSecrets(self._state_dir).values
                     node = Machines(self._node, pool, self._nodes, values)
@@ -296,10 +299,7 @@ def _machine_name(pool: str) -> str:
 
 
 def _server(gateway: Gateway, api: Api) -> web.ServerRunner:
-    """The web server: the API below `/api/`, apps everywhere else.
-
-    Without aiohttp's own router: an app's host name decides before any path does.
-    """
+    """The web server: the API below `/api/`, apps everywhere else."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         is_api = request.raw_path.startswith("/api/") or request.raw_path == "/metrics"
@@ -307,13 +307,4 @@ def _server(gateway: Gateway, api: Api) -> web.ServerRunner:
             return await api.handle(request)
         return await gateway.handle(request)
 
-    server = web.Server(
-        handle,
-        handler_cancellation=True,
-        access_log=None,
-        auto_decompress=False,  # bodies pass as they are: what they are coded with is announced
-        max_line_size=65536,
-        max_field_size=65536,
-        lingering_time=1.0,
-    )
-    return web.ServerRunner(server, shutdown_timeout=1.0)
+    return web.ServerRunner(LimitedServer(handle), shutdown_timeout=1.0)

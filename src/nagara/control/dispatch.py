@@ -21,6 +21,8 @@ from nagara.control.upstream import Upstream
 MAX_HELD = 1000
 MAX_HELD_BYTES = 64 * 2**20
 PROVEN_S = 30.0
+AWAY_RETRY_S = 0.25
+AWAY_S = 20.0
 
 
 class Endpoint:
@@ -52,6 +54,8 @@ class Endpoint:
         self.started = started
         self._turned = turned
         self.has_answered = False  # at least one request to its end; set by the gateway
+        self.away_since_s: float | None = None  # its machine's agent has not answered since
+        self.is_away = False  # it is not asked for a moment
         self._drained = asyncio.Event()
         self._is_open = True
 
@@ -75,7 +79,7 @@ class Endpoint:
 
     def has_credit(self) -> bool:
         """Whether another request may be given to it."""
-        return self._is_open and self.running < self.capacity
+        return self._is_open and not self.is_away and self.running < self.capacity
 
     def take(self) -> None:
         """A request is given to it."""
@@ -176,6 +180,26 @@ class Dispatcher:
     def release(self, endpoint: Endpoint) -> None:
         """The request with a credit of `endpoint` has ended."""
         endpoint.give_back(self._clock.monotonic_s())
+        self._hand_out()
+
+    def pause(self, endpoint: Endpoint) -> bool:
+        """Its machine's agent does not answer: others are asked first, and it again in a moment.
+
+        False if that has been so for too long. An agent that is being started again must cost
+        neither the replica nor a request.
+        """
+        now_s = self._clock.monotonic_s()
+        if endpoint.away_since_s is None:
+            endpoint.away_since_s = now_s
+        if now_s - endpoint.away_since_s > AWAY_S:
+            return False
+        if not endpoint.is_away:
+            endpoint.is_away = True
+            asyncio.get_running_loop().call_later(AWAY_RETRY_S, self._ask_again, endpoint)
+        return True
+
+    def _ask_again(self, endpoint: Endpoint) -> None:
+        endpoint.is_away = False
         self._hand_out()
 
     def add(self, endpoint: Endpoint) -> None:

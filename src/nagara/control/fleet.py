@@ -18,7 +18,7 @@ from functools import partial
 from nagara.base.clock import Clock
 from nagara.base.errors import NagaraError
 from nagara.base.spans import Waterfall
-from nagara.contract.node import Node
+from nagara.contract.node import Node, NodeUnavailableError
 from nagara.contract.replica import ModelMount, ReplicaStatus, StartOrder, StartReport
 from nagara.control.app import App
 from nagara.control.autoscaler import after_restart
@@ -218,7 +218,8 @@ class Fleet:
         left_s = service.failures.left_s(now_s)
         if left_s > 0:
             return service.cannot_start(left_s)
-        self.start(service)
+        if now_s >= service.short_until_s:
+            self.start(service)
         return None
 
     def nudge(self, service: Service) -> None:
@@ -248,7 +249,8 @@ class Fleet:
             self._no_supply(service, error)
             return
         except NagaraError as error:
-            await self._start_failed(service, replica, waterfall, started_s, error)
+            is_apps = not isinstance(error, NodeUnavailableError)
+            await self._start_failed(service, replica, waterfall, started_s, error, is_apps)
             return
         except asyncio.CancelledError:
             if replica.lease is not None:
@@ -301,16 +303,22 @@ class Fleet:
         waterfall: Waterfall,
         started_s: float,
         error: NagaraError,
+        is_apps: bool,
     ) -> None:
+        """`is_apps`: the app is at fault, or may be; else the machine's agent was away."""
         if replica.state is _S.STARTING:
             replica.on(ReplicaEvent.FAILED)
         total_s = waterfall.elapsed_s()
         reason = error.what[-_REASON_CHARS:]
         _log.warning("%s: start failed: %s", replica.name, reason)
-        service.failures.note(reason, self._clock.monotonic_s())
-        if replica.lease is not None:
-            self._lending.failed(replica.lease, replica.app, reason)
-        self.nudge(service)
+        now_s = self._clock.monotonic_s()
+        if is_apps:
+            service.failures.note(reason, now_s)
+            if replica.lease is not None:
+                self._lending.failed(replica.lease, replica.app, reason)
+            self.nudge(service)
+        else:
+            service.short_until_s = now_s + SHORT_PAUSE_S  # the next tick tries again
         # Its end must be certain before another gets the slot, also if the node was unreachable.
         await self._stop_surely(replica.name)
         await self._state.set_replica(replica.name, _S.FAILED, reason)

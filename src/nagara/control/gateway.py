@@ -40,6 +40,7 @@ from nagara.control.upstream import DialError
 from nagara.control.websocket import relay_websocket
 
 MAX_ROUTED_BODY_BYTES = 64 * 2**20
+ROUTED_BODY_S = 60.0  # how long a body may take whose model decides where it goes
 _HELD_BODY_BYTES = 128 * 1024  # what a held request's unread body may occupy in buffers
 _PIECE_BYTES = 256 * 1024
 _TRIES = 3
@@ -204,28 +205,40 @@ class Gateway:
         dispatcher = call.service.dispatcher
         dispatcher.demand.enter(call.arrived_s)
         try:
-            for attempt in range(_TRIES):
+            failed = 0
+            is_retry = False
+            while failed < _TRIES:
                 grant = await dispatcher.acquire(
-                    _held_bytes(call), arrived_s=call.arrived_s, is_retry=attempt > 0
+                    _held_bytes(call), arrived_s=call.arrived_s, is_retry=is_retry
                 )
-                call.replica, call.queue_s = grant.endpoint.replica, grant.queue_s
-                started = grant.endpoint.started if grant.cold_start_s else None
-                span = self._telemetry.request_is_sent(
-                    call.span, call.target.app, grant.queue_s, started
-                )
+                is_retry = True
                 try:
-                    response = await self._send(call, grant, span)
-                    grant.endpoint.has_answered |= response.status < 500
-                    return response
+                    return await self._granted(call, grant)
                 except DialError as error:
-                    _log.warning("%s: %s", grant.endpoint.replica, error)
-                    self._broken(call.target.app, grant.endpoint.replica, error.what)
+                    endpoint = grant.endpoint
+                    if error.is_node_away and dispatcher.pause(endpoint):
+                        continue
+                    _log.warning("%s: %s", endpoint.replica, error)
+                    self._broken(call.target.app, endpoint.replica, error.what)
+                    failed += 1
                 finally:
-                    self._telemetry.tracer.end(span)
                     dispatcher.release(grant.endpoint)
             raise Refusal(503, "no replica could be reached", code="unreachable", retry_after_s=1.0)
         finally:
             dispatcher.demand.leave(self._clock.monotonic_s())
+
+    async def _granted(self, call: _Call, grant: Grant) -> web.StreamResponse:
+        """Sends the request to the replica it was given to, and notes what comes of it."""
+        call.replica, call.queue_s = grant.endpoint.replica, grant.queue_s
+        started = grant.endpoint.started if grant.cold_start_s else None
+        span = self._telemetry.request_is_sent(call.span, call.target.app, grant.queue_s, started)
+        try:
+            response = await self._send(call, grant, span)
+        finally:
+            self._telemetry.tracer.end(span)
+        grant.endpoint.away_since_s = None
+        grant.endpoint.has_answered |= response.status < 500
+        return response
 
     async def _send(self, call: _Call, grant: Grant, span: Span | None) -> web.StreamResponse:
         request = call.request
@@ -385,11 +398,16 @@ async def _read_json(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
     if request.headers.get("Expect", "").lower() == "100-continue":
         await _send_continue(request)
     body = bytearray()
-    async for piece in request.content.iter_any():
-        body += piece
-        if len(body) > MAX_ROUTED_BODY_BYTES:
-            raise Refusal(413, "the body is too large to look for its model",
-                          code="too_large")  # fmt: skip
+    try:
+        async with asyncio.timeout(ROUTED_BODY_S):
+            async for piece in request.content.iter_any():
+                body += piece
+                if len(body) > MAX_ROUTED_BODY_BYTES:
+                    raise Refusal(413, "the body is too large to look for its model",
+                                  code="too_large")  # fmt: skip
+    except TimeoutError:
+        raise Refusal(408, f"the body did not come within {ROUTED_BODY_S:g} s",
+                      code="slow_body") from None  # fmt: skip
     try:
         document = json.loads(bytes(body))
     except ValueError as error:

@@ -15,7 +15,8 @@ from nagara.pool.service import PoolService
 
 def wanted_by(app: App) -> DemandClass:
     """The machines that may run a replica of the app."""
-    return DemandClass(None if app.device == "any" else frozenset({app.device}))
+    types = None if app.device == "any" else frozenset({app.device})
+    return DemandClass(types, app.regions)
 
 
 def needs_of(app: App) -> Resources:
@@ -35,13 +36,15 @@ class Lending:
 
     def claim(self, app: App) -> Lease | NoSlot:
         """A slot for a replica, at once."""
-        granted = self.pool.claim(Claimant(app.name), wanted_by(app), needs_of(app))
+        granted = self.pool.claim(Claimant(app.name, app.priority), wanted_by(app), needs_of(app))
         return granted.lease if isinstance(granted, Granted) else granted
 
     def claim_here(self, app: App) -> Lease | None:
         """A slot of this machine, where snapshots are made, if one is free."""
         here = DemandClass(wanted_by(app).types, (HERE,))
-        granted = self.pool.claim(Claimant(app.name), here, needs_of(app), is_demand=False)
+        granted = self.pool.claim(
+            Claimant(app.name, app.priority), here, needs_of(app), is_demand=False
+        )
         return granted.lease if isinstance(granted, Granted) else None
 
     async def durable(self) -> None:

@@ -6,9 +6,11 @@ have proven that it can run, and lets captures begin.
 
 import logging
 import time
+from datetime import datetime
 
 from nagara.base.clock import Clock
 from nagara.control.autoscaler import Decision, decide
+from nagara.control.cron import scheduled
 from nagara.control.fleet import Fleet
 from nagara.control.metrics import Histogram
 from nagara.control.replicas import ReplicaState
@@ -40,7 +42,10 @@ class Scaling:
     def tick(self) -> None:
         """One round over all apps."""
         now_s, begun_s = self._clock.monotonic_s(), time.perf_counter()
+        at = datetime.fromtimestamp(self._clock.wall_s())  # noqa: DTZ006 - people's own hours
         for service in list(self._fleet.services.values()):
+            if service.app.schedule or service.warm:
+                service.warm = scheduled(service.app.schedule, at)
             if not service.is_asleep:
                 self._scale(service, now_s)
         self._fleet.captures.tick()

@@ -82,6 +82,7 @@ class Service:
     capture: CaptureStatus = field(default_factory=CaptureStatus)
     recent_starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     earlier: dict[str, App] = field(default_factory=dict)  # versions by definition
+    warm: int = 0  # replicas that the app's schedule keeps at present
     roll_target: int = 0  # ready replicas when the present version was deployed
     short_until_s: float = 0.0  # there was no slot for it: until then only the tick tries
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # set when a replica has gone
@@ -98,7 +99,7 @@ class Service:
     def idle_use(self) -> Use:
         """Why a replica that has become idle just now is kept."""
         idle = sum(not endpoint.running for endpoint in self.dispatcher.endpoints.values())
-        is_buffer = idle <= self.app.scale.min + self.app.scale.buffer
+        is_buffer = idle <= max(self.app.scale.min, self.warm) + self.app.scale.buffer
         return Use.BUFFER if is_buffer else Use.KEEP_ALIVE
 
     @property
@@ -123,6 +124,7 @@ class Service:
             not self.replicas
             and not self.dispatcher.demand.now
             and not self.app.scale.min
+            and not self.warm
             and self.keep_alive()[1] is None
         )
 
@@ -196,7 +198,7 @@ class Service:
         idle_s, warm = self.keep_alive()
         last_s = self.recent_starts_s[-1] if self.recent_starts_s else None
         return Rules(
-            *(scale.min, scale.max, scale.concurrency, idle_s),
+            *(min(scale.max, max(scale.min, self.warm)), scale.max, scale.concurrency, idle_s),
             buffer=scale.buffer, hold_s=hold_s(last_s), warm=warm,
         )  # fmt: skip
 
@@ -229,7 +231,8 @@ def longest_idle(services: Iterable[Service], now_s: float) -> tuple[Service, st
     idle = [
         (view.idle_s, view.replica, service)
         for service in services
-        if service.count(ReplicaState.READY) > service.app.scale.min and not service.dispatcher.held
+        if service.count(ReplicaState.READY) > max(service.app.scale.min, service.warm)
+        and not service.dispatcher.held
         for view in service.views(now_s)
         if view.is_ready and view.running == 0
     ]

@@ -17,13 +17,13 @@ from nagara.base.errors import NagaraError
 from nagara.contract.node import NodeUnavailableError
 
 KEEP_ALIVE_S = 2.0
-ABSENCE_S = 5.0  # an agent that was killed is back by then, and its replicas were never gone
-_ASK_AGAIN_S = 0.05
 _READ_BUFFER_BYTES = 256 * 1024
 
 
 class DialError(NagaraError):
     """No connection to the replica could be opened: nothing of the request was sent."""
+
+    is_node_away = False  # its machine's agent does not answer; of the replica nothing is known
 
 
 class _NodeConnector(aiohttp.BaseConnector):
@@ -41,9 +41,11 @@ class _NodeConnector(aiohttp.BaseConnector):
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> ResponseHandler:
         try:
-            connected = await self._dial_patiently()
+            connected = await self._dial()
         except (NagaraError, OSError) as error:
-            raise DialError(f"the replica cannot be reached: {error}") from error
+            failed = DialError(f"the replica cannot be reached: {error}")
+            failed.is_node_away = isinstance(error, NodeUnavailableError)
+            raise failed from error
         try:
             loop = asyncio.get_running_loop()
             _, protocol = await loop.create_connection(self._factory, sock=connected)
@@ -51,18 +53,6 @@ class _NodeConnector(aiohttp.BaseConnector):
             connected.close()
             raise
         return protocol
-
-    async def _dial_patiently(self) -> socket.socket:
-        """Asks again while the machine's agent is away: of its replicas nothing is known then."""
-        loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + ABSENCE_S
-        while True:
-            try:
-                return await self._dial()
-            except NodeUnavailableError:
-                if self.closed or loop.time() > give_up_s:
-                    raise
-            await asyncio.sleep(_ASK_AGAIN_S)
 
 
 class Upstream:
