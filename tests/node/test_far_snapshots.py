@@ -16,6 +16,7 @@ import pytest_asyncio
 from nagara.contract.replica import ImageOrder, StartKind
 from nagara.image.prefetch import boot_id
 from nagara.image.trace import read_trace
+from nagara.node import snapshot_images
 from nagara.testing.origin import Behaviour, running_origin
 
 from .conftest import NAGARA, taken_down
@@ -218,7 +219,7 @@ async def test_a_snapshot_of_an_image_is_restored_where_the_same_image_was_broug
 
 
 async def test_what_does_not_come_from_the_tier_is_not_held_against_the_snapshot(
-    machines, make_yard
+    machines, make_yard, monkeypatch
 ):
     one, _ = machines
     third = make_yard()
@@ -240,6 +241,16 @@ async def test_what_does_not_come_from_the_tier_is_not_held_against_the_snapshot
                 assert "could not be fetched" in report.fallback
                 await third.stop(report.replica)
                 assert third.leftovers() == []
+            (root,) = third.roots(APP)
+            index = third.shelf().read(root.name).image.index
+            third.command("rm", APP)
+            monkeypatch.setattr(snapshot_images, "_INDEX_S", 0.3)
+            origin.behave(Behaviour(stall_after=0, only=str(index)))
+            report = await third.start(spec)
+            assert report.kind is StartKind.PLAIN
+            assert "time" in report.fallback
+            await third.stop(report.replica)
+            monkeypatch.undo()
             origin.behave(Behaviour())
             await started(third, spec)
         finally:

@@ -131,7 +131,13 @@ class ImageMounts:
             return self._lazy[tenant]
 
     def mount(
-        self, tenant: str, image: Image, holder: str, *, prefer_lazy: bool = False
+        self,
+        tenant: str,
+        image: Image,
+        holder: str,
+        *,
+        prefer_lazy: bool = False,
+        deadline_s: float | None = None,
     ) -> MountedImage:
         """The layers of an image for `holder`, which pins it until `release`.
 
@@ -140,6 +146,7 @@ class ImageMounts:
 
         Args:
             prefer_lazy: use the lazy layer even when everything is here.
+            deadline_s: until then the index must have come; None: the store's usual limit.
 
         Raises:
             StoreError: the index cannot be had.
@@ -151,7 +158,7 @@ class ImageMounts:
         ledger.pin(Pin(holder, tenant, str(image.list)))
         try:
             is_local = not prefer_lazy and ledger.is_complete(tenant, str(image.list), boot_id())
-            fetch_metadata(store, image)
+            fetch_metadata(store, image, deadline_s)
             if self._method != "overlay":
                 return self._mount_otherwise(store, tenant, image, holder)
             if not is_local:

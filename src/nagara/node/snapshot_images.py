@@ -6,6 +6,7 @@ own objects when all are here, else over the daemon that fetches them. Blocking:
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from nagara.store.roots import read_list
 
 _log = logging.getLogger(__name__)
 _SMALL_BYTES = 1 << 20
+_INDEX_S = 10.0  # so long a start waits for a tier that has begun to answer and does not go on
 _ASKED = 4  # of many objects that are not here
 
 
@@ -101,7 +103,8 @@ class SnapshotImages:
         """
         mounts = self._images.opened()
         holder = self._holder(folder.name)
-        mounted = mounts.mount(snapshot.tenant, snapshot.image, holder)
+        deadline_s = time.monotonic() + _INDEX_S
+        mounted = mounts.mount(snapshot.tenant, snapshot.image, holder, deadline_s=deadline_s)
         folder.snapshot.mkdir(exist_ok=True)
         mounts.mount_at(mounted, folder.snapshot)
         if mounted.is_lazy:
