@@ -62,8 +62,13 @@ class FakeReplica:
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.0
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
+        # Cut short in its last step, the loop's server would listen on and belong to nobody.
+        starting = asyncio.ensure_future(web.TCPSite(self._runner, "127.0.0.1", 0).start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await starting
+            raise
         self.port = self._runner.addresses[0][1]
 
     async def end(self) -> None:
