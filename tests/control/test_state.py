@@ -22,6 +22,7 @@ from nagara.control.app import App
 from nagara.control.appfile import parse_apps
 from nagara.control.database import database_for
 from nagara.control.errors import ControlError, StateBusyError, StateLostError
+from nagara.control.history import History
 from nagara.control.migrations import MIGRATIONS
 from nagara.control.pool_record import PoolRecord
 from nagara.control.postgres_database import schema_statement, statement_for
@@ -126,6 +127,37 @@ async def test_starts_captures_and_keys_come_back_as_they_were(state: State) -> 
     assert await state.delete_key("k1")
     assert not await state.delete_key("k1")
     assert await state.keys() == [keys[0], keys[2]]
+
+
+async def test_what_people_watch_is_told_a_page_at_a_time(database: Database, state: State) -> None:
+    history = History(database)
+    assert await history.starts() == []
+    assert await history.starts_after(0) == []
+    for number in range(6):
+        name = "ab"[number % 2]
+        await state.add_start(
+            StartRecord(f"{name}-{number}", "default", name, "plain", {"host": 1.0}, 1.5, 10.0,
+                        host={"tool": 0.5} if number else None)
+        )  # fmt: skip
+    whole = await history.starts()
+    assert [one["replica"] for one in whole] == ["b-5", "a-4", "b-3", "a-2", "b-1", "a-0"]
+    assert (whole[0]["stages"], whole[0]["host"]) == ({"host": 1.0}, {"tool": 0.5})
+    json.dumps(whole)
+    first = await history.starts(app="a", limit=2)
+    rest = await history.starts(app="a", before=first[-1]["id"])
+    assert [one["replica"] for one in first + rest] == ["a-4", "a-2", "a-0"]
+    assert await history.starts_after(whole[2]["id"]) == [whole[1], whole[0]]
+
+    await state.put_app(app("a"))
+    await state.add_replica("a-9", app("a"), lease(), state="starting", purpose="serve")
+    assert [one["replica"] for one in await history.replicas("a")] == ["a-9"]
+    for other in (app("a"), app("a", "port = 9")):
+        report = CaptureReport(f"of {other.port}", None, 2, 1, 0.5)
+        await state.add_capture(other, CaptureRecord(f"c-{other.port}", 1, report))
+    found = {one["snapshot"]: one["is_present"] for one in await history.captures("a")}
+    assert found == {"of 8000": True, "of 9": False}
+    assert len(await history.captures()) == 2
+    assert await history.captures("b") == []
 
 
 async def test_a_failed_transaction_leaves_nothing(database: Database) -> None:
