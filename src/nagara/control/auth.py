@@ -57,6 +57,10 @@ class Auth:
         """Whether `key` is an API key."""
         return key is not None and _digest(key) in self._keys
 
+    def owner(self, key: str | None) -> str:
+        """Who queued requests belong to: the key's hash, "" for callers without one of ours."""
+        return _digest(key) if key is not None and self.knows(key) else ""
+
     async def create(self, name: str) -> tuple[KeyRecord, str]:
         """A new key; its text is returned this once."""
         key = f"ngk-{secrets.token_urlsafe(32)}"

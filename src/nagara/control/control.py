@@ -34,6 +34,8 @@ from nagara.control.errors import ControlError, StateLostError
 from nagara.control.figures_api import Figures
 from nagara.control.fleet import Fleet
 from nagara.control.gateway import Gateway
+from nagara.control.job_record import JobRecord
+from nagara.control.jobs import Jobs
 from nagara.control.lending import Lending
 from nagara.control.machines import Machines, Nodes
 from nagara.control.nodewatch import NodeWatch
@@ -169,7 +171,13 @@ class Control:
                     named = [(app, fleet.mounts(app)) for app in apps]
                     for app in await with_images(self._node, named):
                         await deployments.deploy(app)
-                    await self._serve(group, deployments, fleet, node, pool, state, auth, ready)
+                    jobs = Jobs(
+                        JobRecord(database, self._clock),
+                        *(fleet.services, fleet.broken, self._clock, tasks),
+                    )
+                    await self._serve(
+                        *(group, deployments, fleet, node, pool, state, auth, jobs, ready)
+                    )
             except BaseExceptionGroup as errors:
                 # A fault that a person can act upon comes as itself, not as a group of one.
                 only = errors.exceptions[0]
@@ -221,6 +229,7 @@ class Control:
         pool: PoolService,
         state: State,
         auth: Auth,
+        jobs: Jobs,
         ready: Callable[[Ready], None],
     ) -> None:
         watch = NodeWatch(node, fleet, state, self._clock)
@@ -236,7 +245,8 @@ class Control:
             ),
         ]
         tracing = group.create_task(self._telemetry.tracer.run(), name="traces")
-        gateway = Gateway(fleet.services, auth, fleet.broken, self._clock, self._telemetry)
+        gateway = Gateway(*(fleet.services, auth, fleet.broken, self._clock, self._telemetry, jobs))
+        await jobs.begin()
         figures = self._figures(fleet, pool)
         api = Api(deployments, fleet, node, state, auth, pool, figures)
         runner = _server(gateway, api)
