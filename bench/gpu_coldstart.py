@@ -35,7 +35,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+sys.path.insert(0, str(SOURCE))
 
 PARTS = ("link", "weights", "plain", "warm", "device", "full")
 STAGES = ("libraries", "context", "weights", "model", "compile and graphs", "first token")
@@ -531,6 +532,8 @@ def main() -> None:
     if args.worker:
         Worker(args).run()
         return
+    known = os.environ.get("PYTHONPATH")  # what asks the driver is a process of its own
+    os.environ["PYTHONPATH"] = f"{SOURCE}:{known}" if known else str(SOURCE)
     import torch
 
     if unknown := set(args.parts.split(",")) - set(PARTS):

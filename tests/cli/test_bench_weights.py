@@ -18,7 +18,7 @@ def test_a_random_folder_is_measured_from_both_places(tmp_path):
     assert {"gb_s", "reference_gb_s", "ratio", "nagara", "machine", "command"} <= result.keys()
     cache, disk = result["cases"]
     assert (cache["source"], disk["source"]) == ("page cache", "disk")
-    assert cache["cached_share"] == 1.0
+    assert cache["cached_share"] > 0.99 > disk["cached_share"]
     for case in (cache, disk):
         assert case["size_bytes"] == 32 * 4096 * 2 * 64
         assert case["ratio"] > 0

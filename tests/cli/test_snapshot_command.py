@@ -187,7 +187,18 @@ def test_a_tier_that_is_not_set_is_named_with_those_that_are(tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize("command", ["verify", "push", "pull", "rm", "quarantine"])
+def test_one_that_is_not_all_here_says_how_much_is(tmp_path: Path) -> None:
+    publish(tmp_path, "good")
+    assert told(tmp_path, "ls")[0]["here_bytes"] is None
+    (shown,) = json.loads(run(tmp_path, "show", "good"))
+    (pages,) = [each for each in shown["objects"] if each["path"] == "memory/pages-1.img"]
+    (tmp_path / "store/tenants/default/sha256" / pages["object"]).unlink()
+    (row,) = told(tmp_path, "ls")
+    assert row["state"] == "partly here"
+    assert row["here_bytes"] == shown["stored_bytes"] - 9000
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify", "push", "pull", "rm", "quarantine"])
 def test_each_help_has_an_example(command: str, tmp_path: Path) -> None:
     assert f"nagara snapshot {command} " in run(tmp_path, command, "--help").replace("\n", " ")
 

@@ -10,7 +10,7 @@ import torch
 from nagara.engine.blocks import BlockPool
 from nagara.engine.config import parse_model_config
 from nagara.engine.engine import Engine
-from nagara.engine.errors import EngineError, ModelFolderError
+from nagara.engine.errors import EngineError, ModelFolderError, UnsupportedError
 from nagara.engine.flat import FlatModel
 from nagara.engine.flat_weights import take_flat_weights
 from nagara.engine.graphs import RecordedGraphs
@@ -82,6 +82,12 @@ def test_released_weights_come_back_and_the_cache_is_empty(folder, start, kernel
     assert engine.stats().cache_blocks_held == 0
     assert answers(engine) == before
     assert engine.stats().prefix_hit_share < 1
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"kernel": "transformers"}])
+def test_what_cannot_be_streamed_is_refused_and_not_passed_over(folder, start, settings):
+    with pytest.raises(UnsupportedError, match="streamed"):
+        start(folder, **settings)
 
 
 def test_weights_that_are_kept_are_not_read_again(folder, start):
@@ -182,6 +188,40 @@ def test_memory_that_comes_back_at_its_place_is_cleared(folder, start):
     assert engine._model._cache.data_ptr() == place
     assert answers(engine) == before
     assert saver.done == [("pause", CACHE_TAG), ("resume", CACHE_TAG)]
+
+
+def test_a_cache_that_does_not_fit_again_is_made_anew(folder, start, monkeypatch):
+    engine = start(folder, kernel="torch", cache_tokens=None)
+    pool, before = engine._scheduler.pool, engine.stats().cache_blocks
+    saver = PoisoningSaver(engine._model)
+    engine._rest = Rest(engine._loaded, pool, engine._device, engine.settings, saver)
+    engine.start()
+    expected = answers(engine)
+    engine.sleep()
+    for module in ("settings", "sleeping"):
+        monkeypatch.setattr(f"nagara.engine.{module}.free_memory_bytes", lambda _device: 0)
+    woken = engine.wake()
+    assert not woken.keeps_graphs
+    assert woken.blocks < before
+    assert answers(engine) == expected
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_weights_go_and_come_and_graphs_stay_valid(folder, start):
+    engine = start(folder, weights="auto", device="cuda", dtype="float32", cache_tokens=2048)
+    engine.start()
+    before = answers(engine)
+    captured = len(engine._core.graphs)
+    free = torch.cuda.mem_get_info()[0]
+    engine.sleep(releases_weights=True)
+    assert torch.cuda.mem_get_info()[0] > free
+    woken = engine.wake()
+    assert answers(engine) == before
+    if not engine._loaded.streamed.can_release:
+        pytest.skip("needs torch-memory-saver for the rest")
+    assert woken.weights.size_bytes == check_model_folder(folder).weight_bytes
+    assert woken.keeps_graphs
+    assert len(engine._core.graphs) == captured > 0
 
 
 def test_graphs_are_valid_after_weights_were_released_and_read_again(folder):

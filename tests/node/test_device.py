@@ -1,5 +1,7 @@
 """Real containers with memory on a device that is simulated: saved, put back, and given up."""
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,31 +18,33 @@ GB = 10**9
 
 
 class AroundContainers(SimulatedDevice):
-    """Each container's first process holds memory from its first look on; a restored one is the
-    saved one under another pid; one that has ended holds nothing."""
+    """A container's processes hold memory from their first look on; a restored one is the saved
+    one under another pid; one that has ended holds nothing."""
 
     def __init__(self, *uuids):
         super().__init__(dict.fromkeys(uuids or ("sim-0",), 40 * GB))
         self.each = dict.fromkeys(self._memory_bytes, 8 * GB)
-        self.seen = []  # pids
-        self.saved = None
+        self.seen = {}  # pid → pid inside
+        self.saved = {}  # pid inside → process
 
     def look(self, pid):
         self.prune()
-        if pid in self._processes or pid_inside(pid) != 1:
+        inside = pid_inside(pid)
+        if pid in self._processes or inside is None:
             return
-        self.seen.append(pid)
-        if self.saved is None:
+        self.seen[pid] = inside
+        if not self.saved:
             self.start(pid, self.each, host_bytes=GB)
         else:
-            self._processes[pid] = replace(self.saved, held={}, saved=dict(self.saved.saved))
+            saved = self.saved[inside]
+            self._processes[pid] = replace(saved, held={}, saved=dict(saved.saved))
 
     def prune(self):
         for pid in [*self._processes]:
             if not Path(f"/proc/{pid}").exists():
                 process = self._processes.pop(pid)
                 if process.state is DeviceState.CHECKPOINTED:
-                    self.saved = process
+                    self.saved[self.seen[pid]] = process
 
     def holders(self, pids):
         for pid in pids:
@@ -83,7 +87,7 @@ async def test_device_memory_goes_out_and_comes_back_with_the_replica(yard, with
     assert has_note(yard)
     started = await yard.start()
     assert started.kind is StartKind.RESTORED
-    assert device.state(device.seen[-1]) is DeviceState.RUNNING
+    assert device.state([*device.seen][-1]) is DeviceState.RUNNING
     assert device.free_bytes() == {"sim-0": 32 * GB}
     assert (await yard.ask(started.replica)).body == b"ready"
     await yard.stop(started.replica)
@@ -142,3 +146,44 @@ async def test_several_devices_need_hooks_that_rebuild_communicators(yard, with_
     spec = yard.spec(hooks=SnapshotHooks(rebuilds_communicators=True))
     assert (await yard.capture(spec)).reason is None
     assert (await yard.start(spec)).kind is StartKind.RESTORED
+
+
+THREE = """
+import os, time
+for _ in range(2):
+    if os.fork() == 0:
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("fault", [Fault.BROKEN, Fault.HANGS, Fault.EXITS])
+async def test_an_error_on_the_second_of_three_processes_ends_in_a_plain_start(
+    yard, with_device, fault
+):
+    """Real processes; the one that is to exit is really ended."""
+    device = with_device(AroundContainers())
+    spec = yard.spec(env={"FIRST": THREE})
+    assert (await yard.capture(spec)).reason is None
+    assert len(device.seen) == 3
+    restore, calls = device.restore, []
+
+    def ending(pid, *more, **limits):
+        calls.append(pid)
+        if len(calls) == 2 and fault is Fault.EXITS:
+            os.kill(pid, signal.SIGKILL)
+        restore(pid, *more, **limits)
+
+    device.restore = ending
+    device.fail(DeviceEvent.RESTORE, fault, call=2)
+    began_s = device.clock.now_s
+    started = await yard.start(spec)
+    limits = DeviceLimits()
+    assert device.clock.now_s - began_s <= limits.order_s + 3 * limits.unlock_s
+    assert started.kind is StartKind.PLAIN
+    assert "its device" in started.fallback
+    assert len(calls) == 2
+    assert (await yard.ask(started.replica)).body == b"ready"
+    assert device.free_bytes() == {"sim-0": 40 * GB}
+    restored = await yard.start(spec)
+    assert restored.kind is StartKind.RESTORED, restored.fallback
+    assert device.free_bytes() == {"sim-0": 16 * GB}

@@ -160,6 +160,19 @@ async def test_a_flipped_byte_is_never_restored(app, which):
     assert (again.fallback, again.capture_wanted) == ("its snapshot is in quarantine", True)
 
 
+async def test_what_the_store_cannot_say_is_a_plain_start(shared):
+    """A tenant that cannot have a part of the store has no snapshots, and everything else."""
+    spec = shared.spec(app="elsewhere", tenant="Not_For_Stores")
+    report = await shared.start(spec)
+    assert (report.kind, report.capture_wanted) == (StartKind.PLAIN, False)
+    assert "'Not_For_Stores' cannot name a tenant" in report.fallback
+    await shared.stop(report.replica)
+    captured = await shared.capture(spec)
+    assert "'Not_For_Stores' cannot name a tenant" in captured.reason
+    await shared.node.forget_app("Not_For_Stores", "elsewhere")
+    assert shared.leftovers() == []
+
+
 async def test_a_missing_memory_file_is_a_plain_start(app):
     objects = app.yard.objects(app.root)
     next(path for place, path in objects.items() if "pages-" in place).unlink()

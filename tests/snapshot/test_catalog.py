@@ -26,6 +26,7 @@ from nagara.snapshot.variant import Variant
 from nagara.store.collecting import collect_local
 from nagara.store.ledger import Pin
 from nagara.store.local import ObjectFolder
+from nagara.store.scrubbing import Scrub
 from nagara.store.store import Store
 
 KEY = "0123456789abcdef"
@@ -314,6 +315,24 @@ def test_a_byte_that_rotted_on_the_disk_is_found_by_a_verification(catalog, hous
     assert all(fault.is_wrong for fault in faults)
     with pytest.raises(RestoreError, match="incomplete"):
         check(catalog, snapshot)
+
+
+def test_a_scrub_finds_a_rotten_byte_of_any_object_and_the_snapshot_goes(catalog, house):
+    snapshot = publish(catalog)
+    local = house.shelf("default").local
+    name = house.shelf("default").object_at(snapshot.image, FILES[0])
+    path = local.path(name)
+    content = bytearray(path.read_bytes())
+    content[77] ^= 2
+    path.chmod(0o644)
+    path.write_bytes(content)
+    local._note_proven(name, str(path))
+    check(catalog, snapshot)
+    done = Scrub(local, 1e12, lambda _pause_s: False).run_pass()
+    assert done.wrong == (str(name),)
+    with pytest.raises(RestoreError, match=f"{snapshot.name}/{FILES[0]}"):
+        check(catalog, snapshot)
+    assert catalog.all_of("default", "app", KEY) == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 2}', '{"version": 1}', "\xff"])

@@ -21,6 +21,7 @@ from nagara.control.client import connect
 from nagara.control.errors import ControlError
 from nagara.snapshot import hooks as hook_module
 from nagara.snapshot.catalog import Catalog, Listed, Snapshot, as_shelved
+from nagara.store.names import parse_name
 
 _STATES = {"unknown": "not yet", "wanted": "waiting", "running": "being made"}
 
@@ -34,7 +35,7 @@ for _command in COMMANDS:
     snapshot.add_command(_command)
 
 
-@snapshot.command()
+@snapshot.command(epilog="Example: nagara snapshot ls --json | jq '.snapshots[].state'")
 @json_option
 @click.pass_obj
 def ls(settings: Settings, as_json: bool) -> None:
@@ -62,7 +63,7 @@ def ls(settings: Settings, as_json: bool) -> None:
             click.echo(f"{row['app']}: {reason}")
 
 
-@snapshot.command()
+@snapshot.command(epilog="Example: nagara snapshot show smol")
 @click.argument("name", metavar="APP|SNAPSHOT")
 @click.option("--json", is_flag=True, expose_value=False, help="It is JSON in any case.")
 @click.pass_obj
@@ -101,8 +102,10 @@ def row_of(catalog: Catalog, listed: Listed, *, with_needs: bool = False) -> dic
         reasons += [f"failed: {line}" for line in dict.fromkeys(catalog.reasons(snapshot))]
     if changed:
         reasons.append(f"{changed} has changed since it was made")
+    here = _here_bytes(catalog, snapshot)
     row |= {
-        "state": "in quarantine" if is_bad else "stale" if changed else "good",
+        "state": _state(is_bad=is_bad, is_stale=changed is not None, here_bytes=here),
+        "here_bytes": here,
         "size_bytes": record.memory_bytes + record.layer_bytes,
         "created_at_s": record.created_at_s,
         "reasons": reasons,
@@ -124,6 +127,25 @@ def row_of(catalog: Catalog, listed: Listed, *, with_needs: bool = False) -> dic
             "objects": _objects(catalog, snapshot),
         }
     return row
+
+
+def _state(*, is_bad: bool, is_stale: bool, here_bytes: int | None) -> str:
+    if is_bad:
+        return "in quarantine"
+    if is_stale:
+        return "stale"
+    return "good" if here_bytes is None else "partly here"
+
+
+def _here_bytes(catalog: Catalog, snapshot: Snapshot) -> int | None:
+    """How much of it is on this machine; None: all."""
+    local = catalog.shelf(snapshot.tenant).local
+    listed = local.listed(str(snapshot.image.list))
+    if listed is None:
+        return 0
+    names = [parse_name(name) for name in listed]
+    here = [name for name in names if local.has(name)]
+    return None if len(here) == len(names) else sum(name.size for name in here)
 
 
 def _objects(catalog: Catalog, snapshot: Snapshot) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from nagara.engine.modelfolder import ModelFolder, check_model_folder, read_json
 from nagara.engine.settings import EngineSettings, cache_blocks
 from nagara.engine.streamed_weights import StreamedWeights, can_stream
 from nagara.engine.weight_memory import CudaMemory, HostMemory, find_memory_saver
-from nagara.engine.weight_stream import NoTarget, Streamed, WeightStream
+from nagara.engine.weight_stream import NoTarget, Progress, Streamed, WeightStream
 from nagara.engine.weight_values import read_values
 from nagara.engine.weights import MappedWeights, pick_dtype
 
@@ -34,7 +35,7 @@ log = logging.getLogger("nagara.engine")
 class Reading(Protocol):
     """Weights that are being read."""
 
-    def finish(self) -> Streamed: ...
+    def finish(self, tell: Callable[[Progress], None] | None = None) -> Streamed: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class LoadedModel:
             ModelFolderError: they are not what they should be.
         """
         if self.reading is not None:
-            log_streamed(self.reading.finish())
+            log_streamed(self.reading.finish(log_progress))
 
 
 def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
@@ -75,7 +76,7 @@ def load_model(path: Path, settings: EngineSettings) -> LoadedModel:
     generation = read_json_object(generation_file) if generation_file.exists() else None
     config, is_flat = choose_path(folder.config, generation, settings)
     dtype = pick_dtype(settings.dtype, config.dtype)
-    streamed = _streamed(folder, dtype, settings) if is_flat else None
+    streamed = _streamed(folder, dtype, settings, is_flat=is_flat)
     reading = streamed or _checking(folder, settings)
     model, copied = build_model(folder, config, dtype, settings, streamed, is_flat=is_flat)
     if settings.is_batch_invariant and not model.is_batch_invariant:
@@ -160,11 +161,23 @@ def build_model(
 
 
 def _streamed(
-    folder: ModelFolder, dtype: torch.dtype, settings: EngineSettings
+    folder: ModelFolder, dtype: torch.dtype, settings: EngineSettings, *, is_flat: bool
 ) -> StreamedWeights | None:
-    """Where weights are streamed to; None where they are mapped, or their type is to change."""
-    is_wanted = settings.weights == "streamed" or settings.device != "cpu"
-    if not is_wanted or not can_stream(folder, dtype):
+    """Where weights are streamed to; None where they are mapped, or cannot be streamed.
+
+    Raises:
+        UnsupportedError: they cannot be, and it was asked for.
+    """
+    if settings.weights != "streamed" and settings.device == "cpu":
+        return None
+    if not is_flat or not can_stream(folder, dtype):
+        if settings.weights == "streamed":
+            raise UnsupportedError(
+                "weights are streamed in the type they are stored in, and for models whose "
+                "forward pass is the engine's own",
+                where="weights",
+                hint="--weights auto, or --dtype auto",
+            )
         return None
     memory = (
         HostMemory()
@@ -183,6 +196,11 @@ def _checking(folder: ModelFolder, settings: EngineSettings) -> WeightStream | N
     stream = WeightStream(targets, values, readers=settings.readers)
     stream.begin()
     return stream
+
+
+def log_progress(now: Progress) -> None:
+    done, total = now.done_bytes / 1e9, now.total_bytes / 1e9
+    log.info("weights: %.1f of %.1f GB, %.2f GB/s", done, total, now.gb_s)
 
 
 def log_streamed(done: Streamed) -> None:

@@ -78,9 +78,15 @@ def cache_blocks(settings: EngineSettings, config: ModelConfig, context: int, it
         return blocks
     one = -(-context // size)
     useful = settings.max_concurrency * one
-    token_bytes = config.layers * 2 * config.kv_heads * config.head_dim * itemsize
-    held = int(free_memory_bytes(settings.device) * CACHE_SHARE) // (token_bytes * size)
+    held = int(free_memory_bytes(settings.device) * CACHE_SHARE) // block_bytes(
+        config, size, itemsize
+    )
     return max(one, min(useful, held))
+
+
+def block_bytes(config: ModelConfig, block_size: int, itemsize: int) -> int:
+    """Keys and values of one block of tokens, in all layers."""
+    return config.layers * 2 * config.kv_heads * config.head_dim * itemsize * block_size
 
 
 def free_memory_bytes(device: str) -> int:

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 from nagara.engine.blocks import BlockPool
 from nagara.engine.graph_shapes import SPARE_BLOCKS
 from nagara.engine.graphs import StepGraphs
-from nagara.engine.loading import LoadedModel, log_streamed
-from nagara.engine.settings import EngineSettings, cache_blocks
+from nagara.engine.loading import LoadedModel, log_progress, log_streamed
+from nagara.engine.settings import EngineSettings, block_bytes, cache_blocks, free_memory_bytes
 from nagara.engine.streams import Device
 from nagara.engine.weight_memory import MemorySaver
 from nagara.engine.weight_stream import Streamed
 
 CACHE_TAG = "nagara-cache"
+FITTING_SHARE = 0.9  # of what is free: something must be left for the steps themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,10 @@ class Rest:
         """
         done = None
         if self._has_released and self._loaded.streamed is not None:
-            done = self._loaded.streamed.reload()
+            done = self._loaded.streamed.reload(log_progress)
             log_streamed(done)
             self._has_released = False
-        blocks = self._fitting()
-        keeps = self._saver is not None and blocks >= self._pool.count
+        keeps = self._saver is not None and self._fits_again()
         if keeps:
             assert self._saver is not None
             self._saver.resume(CACHE_TAG)
@@ -105,11 +105,19 @@ class Rest:
                 graphs.forget()
             self._loaded.model.drop_cache()
             self._device.give_back()
+            blocks = self._fitting()
             self._pool.resize(blocks)
             if shapes is not None:
                 shapes.spare_block = blocks
             self.make_cache()
         return Woken(self._pool.count, done, keeps)
+
+    def _fits_again(self) -> bool:
+        """Whether the cache has room as it was: what is free now is what it had, and more."""
+        config, size = self._loaded.model.config, self._settings.block_size
+        each = block_bytes(config, size, int(self._loaded.dtype.itemsize))
+        wanted = each * (self._pool.count + SPARE_BLOCKS)
+        return wanted <= FITTING_SHARE * free_memory_bytes(self._settings.device)
 
     def _fitting(self) -> int:
         """Blocks that memory has room for now; not fewer than one request of full length needs."""

@@ -6,6 +6,7 @@ waits for it, so that whatever needs no values can be done in between. The value
 reading, judged by the folder's own record if it has one, are what every later one is judged by.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from nagara.engine.errors import ModelFolderError
 from nagara.engine.modelfolder import ModelFolder, TensorPlace
 from nagara.engine.weight_memory import ALIGNMENT, WeightMemory
-from nagara.engine.weight_stream import Streamed, WeightStream
+from nagara.engine.weight_stream import Progress, Streamed, WeightStream
 from nagara.engine.weight_values import read_values
 from nagara.engine.weights import TORCH_DTYPES, checked_place
 
@@ -27,8 +28,12 @@ class _Placed:
 
 
 def can_stream(folder: ModelFolder, dtype: torch.dtype) -> bool:
-    """Whether all weights are stored in the type they are computed in: bytes are not changed."""
-    return all(TORCH_DTYPES.get(place.dtype) is dtype for place in folder.tensors.values())
+    """Whether all weights are stored in the type they are computed in: bytes are not changed.
+
+    Old folders also hold the ropes' frequencies, in float32; they are computed, not taken.
+    """
+    places = (p for p in folder.tensors.values() if not p.name.endswith("inv_freq"))
+    return all(TORCH_DTYPES.get(place.dtype) is dtype for place in places)
 
 
 class StreamedWeights:
@@ -83,11 +88,11 @@ class StreamedWeights:
         )
         self._stream.begin()
 
-    def finish(self) -> Streamed:
-        """Waits until all values are there and right."""
+    def finish(self, tell: Callable[[Progress], None] | None = None) -> Streamed:
+        """Waits until all values are there and right; `tell` as in `WeightStream.finish`."""
         if self._stream is None:
             raise ModelFolderError("was not begun to be read", where=str(self._folder.path))
-        done = self._stream.finish()
+        done = self._stream.finish(tell)
         self._values = dict(done.values)
         return done
 
@@ -95,8 +100,8 @@ class StreamedWeights:
         """Gives the memory up. The tensors keep their places and lose their values."""
         self._memory.release()
 
-    def reload(self) -> Streamed:
-        """Has the memory and all values again."""
+    def reload(self, tell: Callable[[Progress], None] | None = None) -> Streamed:
+        """Has the memory and all values again; `tell` as in `WeightStream.finish`."""
         self._memory.resume()
         self.begin()
-        return self.finish()
+        return self.finish(tell)

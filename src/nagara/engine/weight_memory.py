@@ -12,6 +12,7 @@ import logging
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -81,8 +82,12 @@ class MemorySaver(Protocol):
     def resume(self, tag: str) -> None: ...
 
 
+@cache
 def find_memory_saver() -> MemorySaver | None:
-    """The package, set to work through torch's own allocators; None where it is not installed."""
+    """The package, set to work through torch's own allocators; None where it is not installed.
+
+    One for the process: how it works can be set before its first use only.
+    """
     try:
         module = importlib.import_module("torch_memory_saver")
     except ImportError:

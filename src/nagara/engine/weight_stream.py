@@ -311,14 +311,22 @@ class WeightStream:
             if state.error is not None:
                 raise state.error
 
-    def finish(self) -> Streamed:
+    def finish(
+        self, tell: Callable[[Progress], None] | None = None, *, every_s: float = 5.0
+    ) -> Streamed:
         """Waits for the end and judges the values.
+
+        Args:
+            tell: is told how far it has come, now and then while it is waited for.
 
         Raises:
             ModelFolderError: a file is too short, unreadable, or holds other values than expected.
         """
         for thread in self._threads:
-            thread.join()
+            thread.join(every_s if tell is not None else None)
+            while tell is not None and thread.is_alive():
+                tell(self.progress())
+                thread.join(every_s)
         self._close()
         state = self._state
         if state.error is not None:
@@ -455,13 +463,3 @@ def values_of(places: Collection[TensorPlace], *, readers: int = DEFAULT_READERS
     stream = WeightStream([(place, nowhere) for place in places], readers=readers)
     stream.begin()
     return dict(stream.finish().values)
-
-
-def check_values(
-    places: Collection[TensorPlace], expected: Mapping[str, str], *, readers: int = DEFAULT_READERS
-) -> Streamed:
-    """Reads the tensors for their values alone. Raises `ModelFolderError`."""
-    nowhere = NoTarget()
-    stream = WeightStream([(place, nowhere) for place in places], expected, readers=readers)
-    stream.begin()
-    return stream.finish()

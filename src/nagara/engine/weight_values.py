@@ -49,13 +49,13 @@ def carry(
     file: int, start: int, size: int, slot: int, target: int | None
 ) -> tuple[int, list[bytes]] | None:
     """Folds and copies what the page cache has of a file's `size` bytes at `start`, through
-    `PIECE_BYTES` of memory at the address `slot`.
+    `PIECE_BYTES` of memory at the address `slot` (without a target: a whole chunk of it).
 
     How many bytes it had before the first gap, and the lanes of these chunks; None where that
     cannot be asked. Raises OSError.
     """
     if (kernels := _kernels()) is None:
-        return None
+        return _carry_slowly(file, start, size, slot if target is None else target)
     lanes = (ctypes.c_uint64 * (LANES * -(-size // CHUNK_BYTES)))()
     done = kernels.carry(file, start, size, slot, PIECE_BYTES, CHUNK_BYTES, target, lanes)
     if -done in (errno.EOPNOTSUPP, errno.ENOSYS):
@@ -64,6 +64,26 @@ def carry(
         raise OSError(-done, os.strerror(-done))
     text, step = bytes(lanes), 8 * LANES
     return done, [text[at * step : (at + 1) * step] for at in range(-(-done // CHUNK_BYTES))]
+
+
+def _carry_slowly(file: int, start: int, size: int, target: int) -> tuple[int, list[bytes]] | None:
+    """The same without a compiler: each chunk is read to where it goes, and folded there."""
+    lanes: list[bytes] = []
+    for at in range(0, size, CHUNK_BYTES):
+        length = min(CHUNK_BYTES, size - at)
+        into = (ctypes.c_uint8 * length).from_address(target + at)
+        try:
+            got = os.preadv(file, [into], start + at, os.RWF_NOWAIT)
+        except BlockingIOError:
+            got = 0
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+                return None
+            raise
+        if got != length:
+            return at, lanes
+        lanes.append(fold_bytes(into))
+    return size, lanes
 
 
 def fold_bytes(chunk: Any) -> bytes:

@@ -6,7 +6,7 @@
     {"op": "ping"}                                     → {"pid"}
     {"op": "record", "name", "list"}                   → {}
     {"op": "recorded", "name"}                         → {"touches": [[object, chunk], ...]}
-    {"op": "prefetch", "name", "trace"}                → {}    begins; `progress` tells
+    {"op": "prefetch", "name", "trace", "distance_s"}  → {}    begins; `progress` tells
     {"op": "fill", "name", "list", "index"}            → {}    fetches all in the order of files
     {"op": "progress", "name"}                         → {"progress": {...}}
     {"op": "stats"}                                    → {"tiers": [...]}
@@ -131,7 +131,9 @@ class LazyDaemon:
             return {"touches": [[str(name), chunk] for name, chunk in touches]}
         elif operation == "prefetch":
             raw = self._store.read(parse_name(request["trace"]))
-            self._prefetcher.start_trace(request["name"], read_trace(raw))
+            far = request.get("distance_s")
+            distance_s = float(far) if isinstance(far, int | float) else None
+            self._prefetcher.start_trace(request["name"], read_trace(raw), distance_s)
         elif operation == "fill":
             self._fill(request)
         elif operation == "progress":

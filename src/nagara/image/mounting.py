@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from nagara.image.checkout import check_out
 from nagara.image.images import Image, check_index, fetch_metadata, find_image, load_lower
@@ -245,6 +245,12 @@ class ImageMounts:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
+    def prepare(self, tenant: str, image: Image) -> None:
+        """Looks at what mounting the image will need, while the disk is idle."""
+        self._mark(tenant, image).exists()
+        (self._folder / "index" / tenant / str(image.index)).mkdir(parents=True, exist_ok=True)
+        self.objects.ledger.pins()
+
     def pins(self) -> list[Pin]:
         """Who holds what."""
         return self.objects.ledger.pins()
@@ -285,7 +291,9 @@ class ImageMounts:
         if self._supervise:
             lazy.supervise()
         if image.trace is not None:
-            self._try(lazy, {"op": "prefetch", "name": holder, "trace": str(image.trace)})
+            request = {"op": "prefetch", "name": holder, "trace": str(image.trace)}
+            distance_s = self.store(tenant).transfer.distance_s
+            self._try(lazy, {**request, "distance_s": distance_s})
         if wants_recording(image):
             self._try(lazy, {"op": "record", "name": holder, "list": str(image.list)})
 
@@ -319,7 +327,7 @@ class ImageMounts:
             self._folder, tenant, self._keeper, command, launch=self._launch, tree=index
         )
 
-    def _try(self, lazy: LazyLayer, request: dict[str, str]) -> None:
+    def _try(self, lazy: LazyLayer, request: dict[str, Any]) -> None:
         """A start does without prefetch and recording if it must."""
         try:
             lazy.ask(request)

@@ -10,12 +10,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
 from nagara.image.trace import Pack, Trace, touches_of
+from nagara.store.budget import ByteBudget
 from nagara.store.errors import CorruptError, StoreError
 from nagara.store.names import CHUNK_BYTES, ObjectName
 from nagara.store.roots import read_list
@@ -25,6 +28,10 @@ from nagara.store.transfer import PIECE_BYTES
 _log = logging.getLogger(__name__)
 AT_ONCE = 32
 _PATIENCE_S = 300.0
+# Little more than the line holds is asked for at a time: what is needed first then comes first.
+# A line of 250 MB/s, twice; and something to work on where there is no distance.
+_LINE_BYTES_S = 500e6
+_LEAST_BYTES = 16 << 20
 # A pack is worth its bytes when at least this share of it is missing here.
 _WORTH = 0.4
 
@@ -41,6 +48,9 @@ class Progress:
     left: int = 0
     error: str | None = None
     is_running: bool = False
+
+
+_Work = tuple[int, Callable[[], None]]  # so many bytes, and what fetches them
 
 
 class _Job:
@@ -76,9 +86,14 @@ class Prefetcher:
         self._store = store
         self._jobs: dict[str, _Job] = {}
 
-    def start_trace(self, name: str, trace: Trace) -> None:
-        """Begins to fetch what a trace names, in its order."""
-        self._begin(name, lambda job: self._fetch_trace(job, trace))
+    def start_trace(self, name: str, trace: Trace, distance_s: float | None = None) -> None:
+        """Begins to fetch what a trace names, in its order.
+
+        Args:
+            distance_s: how long the tiers take to begin an answer, if that is known.
+        """
+        gate = ByteBudget(at_once_bytes(distance_s))
+        self._begin(name, lambda job: self._fetch_trace(job, trace, gate))
 
     def start_fill(
         self, name: str, list_name: ObjectName, first: Sequence[ObjectName] = ()
@@ -95,31 +110,30 @@ class Prefetcher:
         job = self._jobs.get(name)
         return Progress() if job is None else job.progress
 
-    def _fetch_trace(self, job: _Job, trace: Trace) -> None:
+    def _fetch_trace(self, job: _Job, trace: Trace, gate: ByteBudget) -> None:
         """Fetches what a trace names; returns when all was tried."""
         has = self._store.local.has
         missing = {each for each in dict(trace.objects) if not has(each)}
         touches = [(each, chunk) for each, chunk in touches_of(trace) if each in missing]
         with ThreadPoolExecutor(AT_ONCE, "prefetch") as pool:
             packed: set[ObjectName] = set()
-            pieces: list[Callable[[], None]] = []
+            work: list[_Work] = []
             for pack in trace.packs:
                 wanted = {member for member, _ in pack.members} & missing
                 if sum(each.size for each in wanted) >= _WORTH * pack.name.size:
                     packed |= wanted
-                    pieces += self._pack_work(job, pack, wanted)
+                    work += self._pack_work(job, pack, wanted)
             job.add(left=len(touches))
-            first = [pool.submit(piece) for piece in pieces]
             counted: set[ObjectName] = set()
             for each, chunk in touches:
                 if each.is_chunked:
-                    is_new = each not in counted
+                    fetch = partial(self._chunk, job, each, chunk, is_new=each not in counted)
+                    work.append((CHUNK_BYTES, fetch))
                     counted.add(each)
-                    first.append(pool.submit(self._chunk, job, each, chunk, is_new=is_new))
                 elif each not in packed:
-                    first.append(pool.submit(self._one, job, each))
-            for piece_of in first:
-                piece_of.result()
+                    work.append((each.size, partial(self._one, job, each)))
+            for begun in [self._begin_one(pool, gate, *each) for each in work]:
+                begun.result()
             # What a pack did not bring (it failed, or was cut) comes singly.
             list(pool.map(lambda each: self._one(job, each), packed))
 
@@ -148,9 +162,22 @@ class Prefetcher:
 
         threading.Thread(target=run, name=f"prefetch {name}", daemon=True).start()
 
-    def _pack_work(
-        self, job: _Job, pack: Pack, wanted: set[ObjectName]
-    ) -> list[Callable[[], None]]:
+    @staticmethod
+    def _begin_one(
+        pool: ThreadPoolExecutor, gate: ByteBudget, size: int, work: Callable[[], None]
+    ) -> Future[None]:
+        """Begins work when so many bytes may be under way: one after the other, in order."""
+        with ExitStack() as stack:
+            stack.enter_context(gate.held(size, _deadline()))
+            passed = stack.pop_all()
+
+        def run() -> None:
+            with passed:
+                work()
+
+        return pool.submit(run)
+
+    def _pack_work(self, job: _Job, pack: Pack, wanted: set[ObjectName]) -> list[_Work]:
         """Calls that each read one stretch of a pack and take the members out of it."""
         work = []
         stretch: list[tuple[ObjectName, int]] = []
@@ -164,13 +191,11 @@ class Prefetcher:
             work.append(self._stretch(job, pack, tuple(stretch)))
         return work
 
-    def _stretch(
-        self, job: _Job, pack: Pack, members: tuple[tuple[ObjectName, int], ...]
-    ) -> Callable[[], None]:
-        def read() -> None:
-            start = members[0][1]
-            end = members[-1][1] + members[-1][0].size
+    def _stretch(self, job: _Job, pack: Pack, members: tuple[tuple[ObjectName, int], ...]) -> _Work:
+        start = members[0][1]
+        end = members[-1][1] + members[-1][0].size
 
+        def read() -> None:
             def take(data: memoryview) -> None:
                 found = [(name, data[at - start : at - start + name.size]) for name, at in members]
                 self._keep(job, found)
@@ -180,7 +205,7 @@ class Prefetcher:
             except (StoreError, OSError) as error:
                 _log.info("a pack was of no use: %s", error)
 
-        return read
+        return end - start, read
 
     def _keep(self, job: _Job, members: Sequence[tuple[ObjectName, memoryview]]) -> None:
         local = self._store.local
@@ -244,6 +269,14 @@ def check_complete(store: Store, list_name: ObjectName, names: Iterable[ObjectNa
 def boot_id() -> str:
     """Changes with each start of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def at_once_bytes(distance_s: float | None) -> int:
+    """How much of a trace may be under way from so far away; None: nobody knows how far."""
+    most = AT_ONCE * PIECE_BYTES
+    if distance_s is None:
+        return most
+    return min(most, _LEAST_BYTES + int(distance_s * _LINE_BYTES_S))
 
 
 def _deadline() -> float:

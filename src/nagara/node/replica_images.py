@@ -383,6 +383,8 @@ class NodeImages:
         """Takes the names of the app's images away; `nagara store gc` frees what they kept."""
         if self._mounts is None and not self._has_store():
             return
+        if tenant not in self.opened().objects.tenant_names():
+            return  # and perhaps cannot have a part of the store at all
         local = self.opened().store(tenant).local
         for image in list_images(local):
             if image.name.startswith(f"app.{app}."):

@@ -22,11 +22,13 @@ from nagara.node.replica_images import NodeImages
 from nagara.node.sealing import Sealing, memory_folder, mount_memory, unmount_memory
 from nagara.snapshot.catalog import KIND, LAYER, MEMORY, Snapshot
 from nagara.snapshot.errors import BadSnapshotError
+from nagara.snapshot.prefetch import ReadAhead, prefetch
 from nagara.store.errors import CorruptError
 from nagara.store.ledger import Pin
 from nagara.store.roots import read_list
 
 _log = logging.getLogger(__name__)
+_SMALL_BYTES = 1 << 20
 _ASKED = 4  # of many objects that are not here
 
 
@@ -37,6 +39,11 @@ class SnapshotImages:
         self._images = images
         self.sealing = sealing
         self._lazy: dict[str, MountedImage] = {}  # of replicas that have just been restored
+        self._read_ahead = ReadAhead()
+
+    def close(self) -> None:
+        """Ends what goes on in the background."""
+        self._read_ahead.close()
 
     def shelf(self, tenant: str) -> Shelf:
         """A tenant's snapshots in the store."""
@@ -68,6 +75,23 @@ class SnapshotImages:
         """Until the replica's images are released nothing of the snapshot is evicted."""
         pin = Pin(self._holder(replica), snapshot.tenant, str(snapshot.image.list))
         self._images.opened().objects.ledger.pin(pin)
+
+    def begin_reading(self, snapshot: Snapshot, weights: Sequence[Path]) -> None:
+        """Begins to read ahead what is here of the snapshot, the largest last, and `weights`.
+
+        What is small, and what else a mount looks at, has been read then: behind the large files
+        each of these reads would wait for the disk.
+        """
+        mounts, store = self._images.opened(), self.shelf(snapshot.tenant).store
+        mounts.prepare(snapshot.tenant, snapshot.image)
+        is_listed = store.local.has(snapshot.image.list)
+        names = read_list(store, snapshot.image.list) if is_listed else []
+        names.sort(key=lambda name: name.size)
+        small = [name for name in names if name.size <= _SMALL_BYTES]
+        prefetch([store.local.path(name) for name in small])
+        self._read_ahead.begin(
+            [*(store.local.path(name) for name in names[len(small) :]), *weights]
+        )
 
     def mount(self, folder: ReplicaFolder, snapshot: Snapshot) -> MountedImage:
         """Shows the snapshot at `folder.snapshot`, and its memory where `memory_of` says; fetching
@@ -146,14 +170,6 @@ class SnapshotImages:
         name = shelf.object_at(snapshot.image, LAYER)
         shelf.store.ensure(name)
         return shelf.local.path(name)
-
-    def largest_last(self, snapshot: Snapshot) -> list[Path]:
-        """Its objects that are here, in the order in which the tool reads them, more or less."""
-        store = self.shelf(snapshot.tenant).store
-        if not store.local.has(snapshot.image.list):
-            return []
-        names = read_list(store, snapshot.image.list)
-        return [store.local.path(name) for name in sorted(names, key=lambda name: name.size)]
 
     def _holder(self, replica: str) -> str:
         return f"{self._images.holder(replica)}{KIND}"

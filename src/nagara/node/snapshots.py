@@ -29,7 +29,6 @@ from nagara.snapshot.catalog import MEMORY, Catalog, Snapshot, SnapshotRecord, s
 from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.levelling import LEVEL, levelled_variant
-from nagara.snapshot.prefetch import ReadAhead
 from nagara.snapshot.processes import processes_of
 from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
 from nagara.snapshot.vector_use import users_of_avx512
@@ -66,11 +65,10 @@ class NodeSnapshots:
         self._layers = layers
         self._images = images
         self._far = FarSnapshots(catalog, facts)
-        self._read_ahead = ReadAhead()
 
     def close(self) -> None:
         """Ends what goes on in the background."""
-        self._read_ahead.close()
+        self._images.close()
 
     def key(self, spec: ReplicaSpec) -> str:
         """The key that an app's snapshots lie under on hosts with these tools."""
@@ -89,7 +87,10 @@ class NodeSnapshots:
 
     async def find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         """The snapshot to restore the app from; its files are already being read ahead."""
-        return await asyncio.to_thread(self._find, spec)
+        try:
+            return await asyncio.to_thread(self._find, spec)
+        except (StoreError, UsageError, OSError) as error:  # no start fails for want of a snapshot
+            return NoSnapshot(f"the store cannot be asked: {error}", capture_wanted=False)
 
     def _find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         key = self.key(spec)
@@ -104,23 +105,24 @@ class NodeSnapshots:
         }
         if not by_name:
             return _none_yet(self._catalog.quarantined(spec.tenant, spec.app, key))
+        reason = ""
         for name, snapshot in list(by_name.items()):
-            if changed := snapshot.record.changed_host_file():
-                stale = f"{changed} has changed since the snapshot was made"
+            if why := self._images.sealing.misfit(spec.tenant, snapshot.record.sealed_by):
+                reason = why
                 del by_name[name]
-            elif why := self._images.sealing.misfit(spec.tenant, snapshot.record.sealed_by):
-                stale = why
-                del by_name[name]
-        if not by_name:
-            return NoSnapshot(stale, capture_wanted=True)
-        variants = {name: snapshot.record.variant for name, snapshot in by_name.items()}
-        chosen = choose(variants, self._facts)
-        if isinstance(chosen, NoneFits):
-            return NoSnapshot("no variant fits: " + "; ".join(chosen.reasons), capture_wanted=True)
-        snapshot = by_name[chosen]
-        weights = self._runtime.trees.weights(spec)
-        self._read_ahead.begin([*self._images.largest_last(snapshot), *weights])
-        return snapshot
+        while by_name:
+            variants = {name: snapshot.record.variant for name, snapshot in by_name.items()}
+            chosen = choose(variants, self._facts)
+            if isinstance(chosen, NoneFits):
+                reason = reason or "no variant fits: " + "; ".join(chosen.reasons)
+                break
+            snapshot = by_name.pop(chosen)
+            # While the disk is asked for thousands of names, it can as well read.
+            self._images.begin_reading(snapshot, self._runtime.trees.weights(spec))
+            if (changed := snapshot.record.changed_host_file()) is None:
+                return snapshot
+            reason = f"{changed} has changed since the snapshot was made"
+        return NoSnapshot(reason, capture_wanted=True)
 
     async def verify(self, snapshot: Snapshot, replica: str) -> None:
         """From now on the replica holds the snapshot's objects.

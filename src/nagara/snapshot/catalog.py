@@ -286,11 +286,13 @@ class Catalog:
 
     def forget_app(self, tenant: str, app: str) -> list[str]:
         """Removes all snapshots of an app; returns their names."""
-        shelf, gone = self.shelf(tenant), []
-        for name, _ in shelf.look(f"{app}."):
-            if _parts(name)[0] == app:
-                shelf.remove(name)
-                gone.append(_parts(name)[2])
+        gone = []
+        if tenant in self._tenants():  # others have nothing, and not all can have
+            shelf = self.shelf(tenant)
+            for name, _ in shelf.look(f"{app}."):
+                if _parts(name)[0] == app:
+                    shelf.remove(name)
+                    gone.append(_parts(name)[2])
         shutil.rmtree(self._root / tenant / app, ignore_errors=True)
         return gone
 

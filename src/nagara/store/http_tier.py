@@ -217,7 +217,9 @@ class HttpTier:
                     stack.enter_context(source.open("rb")) if isinstance(source, Path) else source
                 )
                 connection.request(method, address, body, {**self._headers, **headers})
+            asked_s = time.monotonic()
             response = connection.getresponse()
+            self.statistics.answered(time.monotonic() - asked_s)
             _check_status(response, key, self.name)
             yield response
             if response.length == 0:

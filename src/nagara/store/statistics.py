@@ -34,12 +34,20 @@ class TierStatistics:
         self._lock = threading.Lock()
         self._hits = self._misses = self._faults = self._read = self._written = 0
         self._latencies = [0] * _BUCKETS
+        # Until the shortest answer began; None where a tier does not tell.
+        self.distance_s: float | None = None
 
     def hit(self, size_bytes: int, seconds: float) -> None:
         with self._lock:
             self._hits += 1
             self._read += size_bytes
             self._latencies[_bucket(seconds)] += 1
+
+    def answered(self, seconds: float) -> None:
+        """An answer began so long after its question."""
+        with self._lock:
+            known = self.distance_s
+            self.distance_s = seconds if known is None else min(known, seconds)
 
     def miss(self, seconds: float) -> None:
         with self._lock:

@@ -18,7 +18,8 @@ _log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 # From this many files on one flush of the file system is cheaper than one of each file.
 _MANY = 256
-_GATHER_S = 0.05
+# So long a burst gathers: a start that fetches shall not share the disk with its own flushes.
+_GATHER_S = 2.0
 
 
 class _Adopted(NamedTuple):
@@ -37,6 +38,7 @@ class Syncer:
         self._queue: list[_Adopted] = []
         self._is_busy = False
         self._is_closed = False
+        self._flushes = 0  # who waits for it
         self._thread: threading.Thread | None = None
 
     def add(self, tenant: str, path: Path, proof: Proof) -> None:
@@ -51,9 +53,14 @@ class Syncer:
     def flush(self) -> None:
         """Returns when everything added so far is on the disk and recorded."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: (not self._queue and not self._is_busy) or self._thread is None
-            )
+            self._flushes += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(
+                    lambda: (not self._queue and not self._is_busy) or self._thread is None
+                )
+            finally:
+                self._flushes -= 1
 
     def close(self) -> None:
         """Works the queue off and ends the thread."""
@@ -69,8 +76,7 @@ class Syncer:
                 self._changed.wait_for(lambda: self._queue or self._is_closed)
                 if not self._queue:
                     return
-                if not self._is_closed:  # let a burst gather; a flush must not wait long for it
-                    self._changed.wait_for(lambda: self._is_closed, _GATHER_S)
+                self._changed.wait_for(lambda: self._is_closed or self._flushes, _GATHER_S)
                 batch, self._queue = self._queue, []
                 self._is_busy = True
             try:

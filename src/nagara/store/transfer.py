@@ -135,6 +135,13 @@ class Transfer:
             except queue.Full:
                 _log.debug("not kept in %s: too much waits for it", tier.name)
 
+    @property
+    def distance_s(self) -> float | None:
+        """How long the farthest tier takes to begin an answer; None where one is not known."""
+        known = [tier.statistics.distance_s for tier in self.tiers]
+        found = [each for each in known if each is not None]
+        return max(found) if found and len(found) == len(known) else None
+
     def settle(self) -> None:
         """Returns when all promotions so far were tried."""
         if self._promoter is not None:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -101,6 +102,25 @@ def test_a_driver_that_hangs_is_given_up_in_time(answering):
     with pytest.raises(DeviceSilentError, match="did not answer in"):
         device.checkpoint(os.getpid(), time_limit_s=0.2)
     assert device.state(os.getpid()) is DeviceState.LOCKED  # another worker answers
+
+
+def test_a_call_that_takes_long_keeps_no_other_waiting(answering, tmp_path):
+    device = answering(
+        STATES.format(
+            state="checkpointed",
+            rest=f"""
+    while not os.path.exists({str(tmp_path / "go")!r}):
+        time.sleep(0.01)
+    return {{"ok": None}}""",
+        )
+    )
+    with ThreadPoolExecutor(2) as pool:
+        slow = [pool.submit(device.restore, os.getpid(), {}, time_limit_s=60) for _ in range(2)]
+        assert device.state(os.getpid()) is DeviceState.CHECKPOINTED  # by a third worker
+        assert not any(call.done() for call in slow)
+        (tmp_path / "go").touch()
+        for call in slow:
+            call.result()
 
 
 def test_a_worker_that_the_driver_takes_along_is_replaced(answering):

@@ -287,6 +287,29 @@ def test_memory_that_becomes_free_meanwhile_is_used(saved):
     assert failure is None
 
 
+def test_two_restores_at_once_are_not_promised_the_same_memory(saved):
+    """The second begins while the first has been promised its memory and has taken none."""
+    host, record = saved
+    other = Host(size=20 * GB, clock=host.clock)  # room for one of 15 GB
+    other.device.carry(host.device, {101: 201, 102: 202, 103: 203})
+    other.device.carry(host.device, {101: 301, 102: 302, 103: 303})
+    refused = []
+    restore = other.device.restore
+
+    def meanwhile(pid, *more, **limits):
+        if not refused:
+            with pytest.raises(HostMisfitError, match="more are needed") as caught:
+                other.orders.put_back(record, {1: 301, 7: 302, 8: 303})
+            refused.append(caught.value)
+        restore(pid, *more, **limits)
+
+    other.device.restore = meanwhile
+    other.orders.put_back(record, AFTER)
+    assert len(refused) == 1
+    assert other.states(AFTER.values()) == [State.RUNNING] * 3
+    assert not any(other.orders._promised.values())
+
+
 def test_a_process_that_did_not_come_back_is_missed(saved):
     host, record = saved
     other = Host(clock=host.clock)

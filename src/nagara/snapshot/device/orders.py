@@ -16,7 +16,9 @@ time limits.
 
 import contextlib
 import json
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -117,6 +119,8 @@ class DeviceOrders:
         self._limits = limits or DeviceLimits()
         self._monotonic_s = monotonic_s
         self._sleep = sleep
+        self._lock = threading.Lock()
+        self._promised: Counter[str] = Counter()  # bytes, to restores that have not taken them yet
 
     def save(
         self, pids: Mapping[int, int], *, rebuilds_communicators: bool = False
@@ -189,8 +193,10 @@ class DeviceOrders:
         here = self._found(record, pids)
         try:
             chosen = device_map(record.uuids, facts, _demand(record), self._device.free_bytes())
-            self._await_memory(record, chosen, deadline)
-            with self._unlocked_on_failure(here):
+            with (
+                self._room(moved(_demand(record), chosen), deadline),
+                self._unlocked_on_failure(here),
+            ):
                 for pid in here:
                     limit_s = deadline.at_most(self._limits.restore_s)
                     self._device.restore(pid, chosen, time_limit_s=limit_s)
@@ -222,23 +228,39 @@ class DeviceOrders:
             here.append(pid)
         return tuple(here)
 
-    def _await_memory(
-        self, record: DeviceRecord, chosen: Mapping[str, str], deadline: _Deadline
-    ) -> None:
-        """Returns once there is room. A restore without room does not fail, it is lost."""
-        wanted = moved(_demand(record), chosen)
+    @contextlib.contextmanager
+    def _room(self, wanted: Mapping[str, int], deadline: _Deadline) -> Iterator[None]:
+        """The block has room for that much, also beside other restores that begin meanwhile.
+
+        Waits a while for memory to become free: a restore without room does not fail, it is lost.
+        """
         end_s = self._monotonic_s() + deadline.at_most(self._limits.free_memory_s)
-        while True:
-            free = self._device.free_bytes()
-            short = {u: n - free.get(u, 0) for u, n in wanted.items() if n > free.get(u, 0)}
-            if not short:
-                return
+        while lack := self._lack(wanted):
             if self._monotonic_s() >= end_s:
-                uuid, lack = next(iter(short.items()))
+                uuid, size = next(iter(lack.items()))
                 raise HostMisfitError(
-                    f"{lack} bytes more are needed on the device than are free", where=uuid
+                    f"{size} bytes more are needed on the device than are free", where=uuid
                 )
             self._sleep(self._limits.pause_s)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._promised.subtract(wanted)
+
+    def _lack(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """What is missing; if nothing is, it is promised. What a restore has taken already counts
+        twice until it is over, which errs on the safe side."""
+        with self._lock:
+            free = self._device.free_bytes()
+            lack = {
+                uuid: short
+                for uuid, size in wanted.items()
+                if (short := size - free.get(uuid, 0) + self._promised[uuid]) > 0
+            }
+            if not lack:
+                self._promised.update(wanted)
+        return lack
 
     def _all_run(self, pids: Sequence[int]) -> None:
         for pid in pids:
