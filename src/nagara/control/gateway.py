@@ -123,10 +123,12 @@ class Gateway:
         status = _CLIENT_WENT
         try:
             try:
-                if is_queued(request) and not _is_websocket(request):
-                    response = await self._queue(call)
-                else:
-                    response = await self._serve(call)
+                key = bearer(request.headers.get("Authorization"))
+                with self._auth.admitted(key, call.target.app):
+                    if is_queued(request) and not _is_websocket(request):
+                        response = await self._queue(call)
+                    else:
+                        response = await self._serve(call)
             except Refusal as refusal:
                 response = self._refused(refusal, arrived_s)
             status = response.status

@@ -57,4 +57,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             reason TEXT, ended_s REAL)""",
         "CREATE INDEX jobs_by_state ON jobs (state)",
     ),
+    ("ALTER TABLE keys ADD COLUMN limits TEXT NOT NULL DEFAULT '{}'",),
 )
