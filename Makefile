@@ -10,7 +10,8 @@ MODEL := $(NAGARA_STATE)/models/smollm2/nagara-model.json
 
 CHAOS_SECONDS ?= 600
 
-.PHONY: demo test test-servers restores check chaos bench format setup model tools transcript clean
+.PHONY: demo test test-servers restores check chaos bench docs docs-test format screenshots \
+    setup model tools transcript clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -23,6 +24,9 @@ help:
 	@echo "make restores  a torch server put back 200 times under requests"
 	@echo "make check   formatting, lint, types, import rules, size budgets"
 	@echo "make bench   the headline measurement; nagara bench --help lists all"
+	@echo "make docs    the documents as a site, into build/site"
+	@echo "make docs-test  every command of README and guides, in an empty environment"
+	@echo "make screenshots  pictures of the page, into build/screenshots"
 	@echo "make format  format the code"
 	@echo "make transcript  README.md's output of nagara doctor, made anew here"
 	@echo "make setup   only the environment; make clean removes it"
@@ -59,6 +63,18 @@ bench: model tools
 format: setup
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+# The site goes to build/site; a link or anchor that leads nowhere fails it.
+docs: setup
+	# Not --quiet: then warnings would not count.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# In an empty environment with the wheel; it installs torch, so it takes a few minutes.
+docs-test: tools model
+	$(BIN)/python scripts/docs_test.py
+
+screenshots: setup
+	$(BIN)/python scripts/screenshots.py
 
 setup: .venv/.ready
 

@@ -101,7 +101,7 @@ def test_without_a_running_nagara_the_command_says_how_to_start_it(
     nagara: Command, command: list[str]
 ) -> None:
     result = nagara(*command)
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "nagara is not running here" in result.stderr
     assert "nagara up" in result.stderr
 

@@ -106,7 +106,7 @@ def test_without_a_running_nagara_every_command_says_what_to_do(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     done = nagara(tmp_path, *command)
-    assert done.exit_code == 1
+    assert done.exit_code == 3
     assert "nagara is not running here" in done.output
     assert "nagara up" in done.output
 

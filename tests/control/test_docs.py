@@ -8,6 +8,7 @@ import pytest
 from nagara.control.api import Api
 from nagara.control.appfile import _TABLES, parse_apps
 from nagara.control.presets import PRESETS
+from nagara.control.watch_api import WatchApi
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "apps.md").read_text()
@@ -46,8 +47,9 @@ def test_every_key_is_documented() -> None:
 
 def test_every_route_of_the_api_is_documented() -> None:
     none: object = None
-    api = Api(none, none, none, none, none, none, none)  # type: ignore[arg-type]
-    for _, pattern, _ in api._routes:
+    watch = WatchApi(none)  # type: ignore[arg-type]
+    api = Api(*[none] * 7, watch)  # type: ignore[arg-type]
+    for _, pattern, _ in api.routes:
         path = re.sub(r"\(\?P<(\w+)>[^)]*\)", lambda match: match[1].upper(), pattern.pattern)
         path = path.replace("machines/NAME", "machines/MACHINE").replace("/NAME", "/APP")
         assert path in PAGE + POOL_PAGE, path

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nagara.control.api import Api
+from nagara.control.watch_api import WatchApi
 from nagara.control.web_server import MAX_HEAD_BYTES
 
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -262,8 +263,9 @@ async def test_every_route_of_the_api_is_closed_without_the_admin_token(
     examples = {"app": "smol", "name": "smol", "id": "0a", "secret": "TOKEN", "job": "0a"}
     count = 0
     none: object = None
-    api = Api(none, none, none, none, none, none, none)  # type: ignore[arg-type]
-    for method, pattern, _ in api._routes:
+    watch = WatchApi(none)  # type: ignore[arg-type]
+    api = Api(*[none] * 7, watch)  # type: ignore[arg-type]
+    for method, pattern, _ in api.routes:
         path = re.sub(r"\(\?P<(\w+)>[^)]*\)", lambda match: examples[match[1]], pattern.pattern)
         assert pattern.fullmatch(path), path
         for headers in ({}, {"Authorization": "Bearer nga-wrong"}, {"Authorization": "Basic x"}):

@@ -5,6 +5,7 @@ be taken over every time.
 """
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -326,6 +327,41 @@ async def test_a_runtime_killed_at_any_moment_leaves_nothing(house, verb):
 async def test_a_checkpoint_tool_killed_at_any_moment_leaves_nothing(house, activity):
     for moment_s in TOOL_MOMENTS[activity]:
         await kill_and_check(house, "swrk", activity, moment_s)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def sealed(house, tmp_path):
+    """An app with a snapshot that is encrypted."""
+    pytest.importorskip("cryptography", reason="needs the extra `coded`")
+    key = tmp_path / "default.key"
+    key.touch(mode=0o600)
+    key.write_bytes(base64.b64encode(os.urandom(32)))
+    settings = house.yard.state / "snapshots/sealing.json"
+    settings.write_text(json.dumps({"key_folder": str(tmp_path)}))
+    spec = house.yard.spec(app="sealed")
+    assert (await house.yard.capture(spec)).reason is None
+    yield spec
+    settings.unlink()
+
+
+@pytest.mark.parametrize("point", ["restore.image", "restore.layer", "restore.running"])
+async def test_an_agent_killed_with_an_opened_snapshot_in_memory_leaves_nothing_of_it(
+    house, sealed, point
+):
+    house.fault.write_text(f"kill {point}")
+    with pytest.raises(NodeUnavailableError):
+        await house.yard.start(sealed)
+    assert not house.fault.exists(), f"{point} was not reached"
+    await house.until_dead()
+    state = str(house.yard.state.resolve())
+    await house.begin()
+    mounted = Path("/proc/self/mountinfo").read_text().splitlines()
+    assert [line for line in mounted if state in line and " ramfs " in line] == []
+    await house.check()
+    report = await house.yard.start(sealed)
+    assert (report.kind, report.fallback) == ("restored", None)
+    await house.yard.stop(report.replica)
+    await house.check()
 
 
 async def test_the_snapshot_is_still_good_after_all_of_this(house):

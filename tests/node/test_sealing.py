@@ -1,6 +1,7 @@
 """Snapshots that lie encrypted: nothing readable is kept, and nothing changed is opened."""
 
 import base64
+import errno
 import json
 import os
 import secrets
@@ -189,7 +190,6 @@ async def test_with_another_key_or_none_it_is_a_plain_start_and_the_snapshot_sta
     other.write_text(json.dumps({"key_folder": str(tmp_path / "keys")}))
     for settings, words in ((other, "another key"), (Path("/nowhere"), "has no key")):
         monkeypatch.setattr(sealing, "_path", settings)
-        monkeypatch.setattr(sealing, "_keys", {})
         report = await shared.start(sealed_app)
         assert (report.kind, report.capture_wanted) == (StartKind.PLAIN, True)
         assert words in report.fallback
@@ -202,11 +202,37 @@ async def test_with_another_key_or_none_it_is_a_plain_start_and_the_snapshot_sta
 
 @pytest.mark.root
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("part", ["memory/pages-1.img", "layer.erofs"])
+async def test_what_fails_while_it_is_opened_is_a_plain_start_and_leaves_nothing(
+    shared, sealed_app, monkeypatch, part
+):
+    await shared.node._snapshots._layers.unmount_all()  # so that the layer is opened again
+    sealing = shared.node._snapshots._images.sealing
+    real = sealing.open_file
+
+    def fail(tenant, name, inside, sealed, target):
+        real(tenant, name, inside, sealed, target)
+        if inside == part:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(sealing, "open_file", fail)
+    report = await shared.start(sealed_app)
+    assert report.kind is StartKind.PLAIN
+    assert "Cannot allocate memory" in report.fallback
+    await shared.stop(report.replica)
+    assert shared.leftovers() == []
+    monkeypatch.undo()
+    report = await shared.start(sealed_app)
+    assert (report.kind, report.fallback) == (StartKind.RESTORED, None)
+    await shared.stop(report.replica)
+
+
+@pytest.mark.root
+@pytest.mark.asyncio(loop_scope="module")
 async def test_without_its_key_nothing_is_saved(shared, sealed_app, tmp_path, monkeypatch):
     settings = tmp_path / SETTINGS_NAME
     settings.write_text(json.dumps({"key_folder": str(tmp_path)}))
     monkeypatch.setattr(shared.node._snapshots._images.sealing, "_path", settings)
-    monkeypatch.setattr(shared.node._snapshots._images.sealing, "_keys", {})
     report = await shared.capture(shared.spec(app="keyless"))
     assert report.snapshot is None
     assert "cannot be sealed" in report.reason

@@ -1,6 +1,7 @@
 """Clones of one process with torch and numpy, put back at once: each draws numbers of its own."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -58,3 +59,27 @@ async def test_what_is_not_told_of_the_restore_draws_the_same(shared):
         assert drawn[0][kind] == drawn[1][kind], kind
     assert drawn[0]["urandom"] != drawn[1]["urandom"]  # the kernel's own
     await shared.stop(*(report.replica for report in reports))
+
+
+async def test_starts_at_the_same_time_look_for_their_snapshot_once(shared, monkeypatch):
+    spec = shared.spec(app="looked-for")
+    assert (await shared.capture(spec)).reason is None
+    snapshots, looks = shared.node._snapshots, []
+    look = snapshots._find
+
+    def counted(asked):
+        looks.append(asked)
+        return look(asked)
+
+    monkeypatch.setattr(snapshots, "_find", counted)
+    found = await asyncio.gather(*(snapshots.find(spec) for _ in range(CLONES)))
+    assert len(looks) == 1
+    assert len({one.name for one in found}) == 1
+    cancelled = asyncio.create_task(snapshots.find(spec))
+    other = asyncio.create_task(snapshots.find(spec))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    assert (await other).name == found[0].name  # one that leaves takes nobody along
+    assert len(looks) == 2
+    await snapshots.find(dataclasses.replace(spec, port=9000))
+    assert len(looks) == 3

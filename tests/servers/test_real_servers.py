@@ -68,6 +68,9 @@ def test_a_real_server_comes_back_with_the_same_answers(
     assert ask.kinds({replica})[replica][0] == "plain"
     capture = up.admin.wait_for_capture(server.name, timeout_s=server.capture_s)
     assert capture["state"] == "done", capture["reason"]
+    if server.name in ("engine", "vllm"):  # known OpenAI servers: the canary asks for logprobs
+        (shown,) = json.loads(up.run("snapshot", "show", server.name).stdout)
+        assert json.loads(shown["canary_answer"])[0]["first_logprob"] < 0
     saved: dict[str, object] = {}
     for _ in range(ROUNDS):
         up.admin.fold(server.name)

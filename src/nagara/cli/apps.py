@@ -7,6 +7,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from nagara.cli.output import printable
 from nagara.cli.settings import Settings
 from nagara.control.client import connect
 
@@ -40,7 +41,7 @@ def apps(settings: Settings, as_json: bool) -> None:
     Console(highlight=False).print(table)
     for app in found:
         if remark := _remark(app):
-            click.echo(f"{app['name']}: {remark}")
+            click.echo(f"{app['name']}: {printable(remark)}")
 
 
 def _replicas(app: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ def _write(state: Path, archive: tarfile.TarFile) -> None:
 
 
 @backup.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.pass_obj
 def restore(settings: Settings, file: Path) -> None:
     """Bring the state back from FILE into an empty state folder."""

@@ -19,7 +19,10 @@ _SETTLE_S = 5.0
 
 
 @click.command()
-@click.option("--count", default=1000, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--count", default=1000, show_default=True, type=click.IntRange(min=1),
+    help="How many apps are deployed.",
+)  # fmt: skip
 @click.option(
     "--seconds", default=20.0, show_default=True, type=click.FloatRange(min=2.0),
     help="How long the idle process is watched.",

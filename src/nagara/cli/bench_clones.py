@@ -30,8 +30,13 @@ _progress = Console(stderr=True)
 
 @click.command()
 @click.option("--app", default="smollm2", show_default=True, help="A model that was added.")
-@click.option("--clones", "count", default=8, show_default=True, type=click.IntRange(min=2))
-@click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--clones", "count", default=8, show_default=True, type=click.IntRange(min=2),
+    help="How many at once.",
+)  # fmt: skip
+@click.option(
+    "--runs", default=3, show_default=True, type=click.IntRange(min=1), help="Of each case."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_obj
 def clones(settings: Settings, app: str, count: int, runs: int, as_json: bool) -> None:

@@ -88,7 +88,9 @@ class Kind:
 @click.option(
     "--app", default="smollm2", show_default=True, help="A model that was added, or `vllm`."
 )
-@click.option("--runs", default=5, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--runs", default=5, show_default=True, type=click.IntRange(min=1), help="Of each case."
+)
 @click.option(
     "--image",
     type=click.Choice(["host", "venv"]),

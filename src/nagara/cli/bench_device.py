@@ -33,7 +33,10 @@ def _rate(name: str, default_bytes_s: float, what: str) -> Callable[[Command], C
 
 
 @click.command()
-@click.option("--device", type=click.Choice(["sim", "cuda"]), default="sim", show_default=True)
+@click.option(
+    "--device", type=click.Choice(["sim", "cuda"]), default="sim", show_default=True,
+    help="A simulated one, or the GPU that is here.",
+)  # fmt: skip
 @_rate("--storage", _DEFAULT.storage_bytes_s, "Reading from storage")
 @_rate("--host-restore", _DEFAULT.host_restore_bytes_s, "Restoring a process's memory")
 @_rate("--link", _DEFAULT.link_bytes_s, "Between host and device")

@@ -50,9 +50,18 @@ def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     show_default=True,
     help="sim takes --step-ms for each step; cpu and cuda compute a random model.",
 )
-@click.option("--step-ms", type=click.FloatRange(0.01), default=27.8, show_default=True)
-@click.option("--batch", type=click.IntRange(1, 1024), default=32, show_default=True)
-@click.option("--tokens", type=click.IntRange(2), default=1000, show_default=True)
+@click.option(
+    "--step-ms", type=click.FloatRange(0.01), default=27.8, show_default=True,
+    help="How long the simulated device takes for a step.",
+)  # fmt: skip
+@click.option(
+    "--batch", type=click.IntRange(1, 1024), default=32, show_default=True,
+    help="Requests at once.",
+)  # fmt: skip
+@click.option(
+    "--tokens", type=click.IntRange(2), default=1000, show_default=True,
+    help="Of each answer.",
+)  # fmt: skip
 @click.option("--json", "is_json", is_flag=True, help="One JSON object on standard output.")
 def overlap(device: str, step_ms: float, batch: int, tokens: int, is_json: bool) -> None:
     """Compare the engine with and without a step in flight."""
@@ -69,13 +78,17 @@ def overlap(device: str, step_ms: float, batch: int, tokens: int, is_json: bool)
 
 @click.command("engine")
 @click.option("--model", default="smollm2", show_default=True, help="A model's name, or a folder.")
-@click.option("--runs", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--depth", type=click.IntRange(0, 1), default=1, show_default=True)
+@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Of each case.")
+@click.option(
+    "--depth", type=click.IntRange(0, 1), default=1, show_default=True,
+    help="Steps in flight beyond the one being read.",
+)  # fmt: skip
 @click.option(
     "--kernel",
     type=click.Choice(["auto", "c", "torch", "transformers"]),
     default="auto",
     show_default=True,
+    help="What computes.",
 )
 @click.option(
     "--http", "is_http", is_flag=True, help="What HTTP and tokenizing cost the step loop, instead."

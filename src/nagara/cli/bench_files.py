@@ -61,7 +61,7 @@ _PIECE_BYTES = 1 << 20
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="The folder it is imported from  [default: the packages it needs, of this interpreter].",
 )
-@click.option("--runs", default=3, show_default=True)
+@click.option("--runs", default=3, show_default=True, help="Of each case.")
 @click.option("--files", "count", default=50_000, show_default=True, help="Files of the index.")
 @click.option("--large", default=1024, show_default=True, help="MiB read in sequence.")
 @click.option("--quick", is_flag=True, help="One run, two latencies, a smaller sequence.")

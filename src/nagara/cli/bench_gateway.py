@@ -35,7 +35,9 @@ _UPSTREAM = [sys.executable, "-m", "nagara.cli.bench_upstream"]
 
 
 @click.command()
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--rounds", default=5, show_default=True, type=click.IntRange(min=1), help="Of each case."
+)
 @click.option(
     "--seconds", default=4.0, show_default=True, type=click.FloatRange(min=0.5),
     help="Length of each part of a round.",

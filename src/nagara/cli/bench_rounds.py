@@ -22,6 +22,7 @@ from nagara.base.errors import NagaraError
 from nagara.cli.bench_report import print_json, report, spread
 from nagara.cli.example_app import engine_app
 from nagara.cli.instance import Instance, own_instance
+from nagara.cli.progress import steps
 from nagara.cli.settings import Settings
 
 _APP = "rounds"
@@ -51,8 +52,14 @@ class _Tally:
 
 @click.command()
 @click.option("--app", default="smollm2", show_default=True, help="A model that was added.")
-@click.option("--rounds", "count", default=100, show_default=True, type=click.IntRange(min=1))
-@click.option("--requests", default=4, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--rounds", "count", default=100, show_default=True, type=click.IntRange(min=1),
+    help="How many times.",
+)  # fmt: skip
+@click.option(
+    "--requests", default=4, show_default=True, type=click.IntRange(min=1),
+    help="How many at once.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_obj
 def rounds(settings: Settings, app: str, count: int, requests: int, as_json: bool) -> None:
@@ -96,8 +103,8 @@ def _measure(instance: Instance, model: str, count: int, requests: int, tally: _
         capture = instance.admin.wait_for_capture(_APP, timeout_s=_CAPTURE_S)
         if capture["state"] != "done":
             raise NagaraError(f"no snapshot was made: {capture['reason']}")
-    with ThreadPoolExecutor(requests) as pool:
-        for number in range(count):
+    with ThreadPoolExecutor(requests) as pool, steps("round", count) as ended:
+        for _ in range(count):
             instance.admin.fold(_APP)
             asked = [pool.submit(_ask, instance, model, q, expected[q], tally) for q in questions]
             served = {request.result() for request in asked}
@@ -105,9 +112,9 @@ def _measure(instance: Instance, model: str, count: int, requests: int, tally: _
             starts = [start for start in starts if start["replica"] in served]
             tally.kinds.update(start["kind"] for start in starts)
             tally.fallbacks.update(start["fallback"] for start in starts if start["fallback"])
-            _progress.print(
-                f"round {number + 1}/{count}: {len(tally.first_token_s)} answers, "
-                f"{len(tally.wrong)} wrong, {len(tally.failed)} failed"
+            ended(
+                f"{len(tally.first_token_s)} answers, {len(tally.wrong)} wrong, "
+                f"{len(tally.failed)} failed"
             )
     instance.admin.fold(_APP)
 

@@ -23,8 +23,11 @@ _HEADROOM = 2.0
     multiple=True,
     help="A model's name or a folder; may be repeated.  [default: smollm2 and a random one]",
 )
-@click.option("--readers", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--runs", type=click.IntRange(1), default=5, show_default=True)
+@click.option(
+    "--readers", type=click.IntRange(1, 64), default=2, show_default=True,
+    help="Threads that read.",
+)  # fmt: skip
+@click.option("--runs", type=click.IntRange(1), default=5, show_default=True, help="Of each case.")
 @click.option("--size-gb", type=click.FloatRange(0.01), default=2.0, show_default=True,
               help="Size of the random model.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from nagara.base.errors import NagaraError, UsageError
+from nagara.cli.output import json_option, tell
 from nagara.cli.settings import Settings
 from nagara.control.client import ControlClient, connect
 
@@ -16,8 +17,9 @@ _POLL_S = 1.0
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@json_option
 @click.pass_obj
-def deploy(settings: Settings, file: Path) -> None:
+def deploy(settings: Settings, file: Path, as_json: bool) -> None:
     """Add or replace the apps of an app FILE (TOML).
 
     All apps of the file are checked first; if one is wrong, nothing changes. Images are brought
@@ -30,8 +32,8 @@ def deploy(settings: Settings, file: Path) -> None:
     client = connect(settings.state)
     with imports_shown(client):
         apps = client.deploy(text, str(file))
-    for app in apps:
-        click.echo(f"{app['name']} version {app['version']}: {client.url}/{app['name']}/")
+    lines = [f"{app['name']} version {app['version']}: {client.url}/{app['name']}/" for app in apps]
+    tell({"apps": apps}, *lines, as_json=as_json)
 
 
 @contextmanager

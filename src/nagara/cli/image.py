@@ -12,6 +12,8 @@ import click
 from nagara.base.errors import UsageError
 from nagara.base.units import format_bytes
 from nagara.cli.opened_store import opened_mounts, opened_store, tenant_option
+from nagara.cli.output import json_option, tell
+from nagara.cli.progress import counting
 from nagara.cli.settings import Settings
 from nagara.image.images import (
     Image,
@@ -27,8 +29,6 @@ from nagara.image.registry import Credentials
 from nagara.image.sources import RegistryAccess, import_image
 from nagara.image.tree import Node, printable, walk
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
 
 @click.group()
 def image() -> None:
@@ -42,7 +42,7 @@ def image() -> None:
 @click.option("--plain-http", is_flag=True, help="Ask the registry without TLS.")
 @click.option("--user", help="USER for the registry; the password is read from REGISTRY_PASSWORD.")
 @tenant_option
-@_json_option
+@json_option
 @click.pass_obj
 def import_(
     settings: Settings,
@@ -63,8 +63,11 @@ def import_(
             raise UsageError("--user needs the password in REGISTRY_PASSWORD")
         credentials = Credentials(user, password)
     access = RegistryAccess(mirrors, plain_http, credentials)
-    with opened_store(settings, tenant) as store:
-        added, missing = import_image(store, source, name, access)
+    with opened_store(settings, tenant) as store, counting(f"importing {source}") as watch:
+        added, missing = import_image(
+            store, source, name, access,
+            watch=lambda writer: watch(lambda: (writer.files, writer.bytes)),
+        )  # fmt: skip
     figures = {
         "files": added.image.files,
         "size_bytes": added.image.size_bytes,
@@ -95,7 +98,7 @@ def import_(
 
 @image.command()
 @tenant_option
-@_json_option
+@json_option
 @click.pass_obj
 def ls(settings: Settings, tenant: str, as_json: bool) -> None:
     """List the images of this machine."""
@@ -116,45 +119,50 @@ def ls(settings: Settings, tenant: str, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--tree", is_flag=True, help="List its files.")
 @tenant_option
+@json_option
 @click.pass_obj
-def show(settings: Settings, name: str, tree: bool, tenant: str) -> None:
-    """Show what is known of the image NAME, as JSON, or its files."""
+def show(settings: Settings, name: str, tree: bool, tenant: str, as_json: bool) -> None:
+    """Show what is known of the image NAME, as JSON in any case, or its files."""
     with opened_store(settings, tenant) as store:
         found = find_image(store, name)
         if not tree:
             click.echo(json.dumps(_described(found), indent=2))
             return
-        for path, node in walk(load_tree(store, found)):
-            click.echo(_line(path, node))
+        lines = [_line(path, node) for path, node in walk(load_tree(store, found))]
+    tell(lines, *lines, as_json=as_json)
 
 
 @image.command()
 @click.argument("before")
 @click.argument("after")
 @tenant_option
+@json_option
 @click.pass_obj
-def diff(settings: Settings, before: str, after: str, tenant: str) -> None:
+def diff(settings: Settings, before: str, after: str, tenant: str, as_json: bool) -> None:
     """Print what came (+), went (-) and changed (~) from image BEFORE to AFTER."""
     with opened_store(settings, tenant) as store:
         trees = [load_tree(store, find_image(store, name)) for name in (before, after)]
-    for mark, path in diff_trees(*trees):
-        click.echo(f"{mark} {printable(path) or '/'}")
+    found = [(mark, printable(path) or "/") for mark, path in diff_trees(*trees)]
+    document = [{"change": mark, "path": path} for mark, path in found]
+    tell(document, *(f"{mark} {path}" for mark, path in found), as_json=as_json)
 
 
 @image.command()
 @click.argument("name")
 @tenant_option
+@json_option
 @click.pass_obj
-def verify(settings: Settings, name: str, tenant: str) -> None:
+def verify(settings: Settings, name: str, tenant: str, as_json: bool) -> None:
     """Read everything of the image NAME that is here; wrong objects are removed."""
     with opened_store(settings, tenant) as store:
         done = verify_image(store, find_image(store, name))
-    click.echo(
+    tell(
+        {**asdict(done), "wrong": [str(each) for each in done.wrong]},
         f"{done.objects} objects, {format_bytes(done.bytes)} are right; {done.absent} not here, "
-        f"{len(done.wrong)} wrong"
+        f"{len(done.wrong)} wrong",
+        *(f"removed: {wrong}" for wrong in done.wrong),
+        as_json=as_json,
     )
-    for wrong in done.wrong:
-        click.echo(f"removed: {wrong}")
     if done.wrong:
         raise SystemExit(1)
 
@@ -162,12 +170,13 @@ def verify(settings: Settings, name: str, tenant: str) -> None:
 @image.command()
 @click.argument("name")
 @tenant_option
+@json_option
 @click.pass_obj
-def rm(settings: Settings, name: str, tenant: str) -> None:
+def rm(settings: Settings, name: str, tenant: str, as_json: bool) -> None:
     """Forget the image NAME; `nagara store gc` frees what only it needed."""
     with opened_store(settings, tenant) as store:
         remove_image(store.local, name)
-    click.echo(f"{name} removed")
+    tell({"removed": name}, f"{name} removed", as_json=as_json)
 
 
 @image.command()

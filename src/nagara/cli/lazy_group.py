@@ -6,6 +6,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import click
 
+from nagara.cli.command_examples import with_example
+
 
 class Entry(NamedTuple):
     """One sub-command: where it is, and the line the group's help shows without importing it."""
@@ -30,7 +32,8 @@ class LazyGroup(click.Group):
         module, _, attribute = entry.target.partition(":")
         command: Any = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
-        return command
+        words = [*ctx.command_path.split()[1:], cmd_name]  # without the program's own name
+        return with_example(command, " ".join(words))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section(self.title):

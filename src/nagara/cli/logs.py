@@ -5,6 +5,7 @@ import time
 
 import click
 
+from nagara.cli.completion import complete_app
 from nagara.cli.settings import Settings
 from nagara.control.client import ControlClient, connect
 
@@ -14,7 +15,7 @@ _OVERLAP_BYTES = 4096
 
 
 @click.command()
-@click.argument("app")
+@click.argument("app", shell_complete=complete_app)
 @click.option("--replica", help="Of this replica  [default: the newest that has a log]")
 @click.option("-n", "--bytes", "tail_bytes", type=click.IntRange(1, 2**24), default=65536,
               show_default=True, help="At most so many bytes from the end.")  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from nagara.base.errors import NagaraError
+from nagara.cli.exit_codes import EXIT_CODES, INTERRUPTED, exit_code_of
 from nagara.cli.json_lines import JsonLines
 from nagara.cli.lazy_group import Entry, LazyGroup
 from nagara.cli.settings import Settings, read_settings, unwritable
@@ -28,6 +29,9 @@ COMMANDS: dict[str, Entry] = {
     ),
     "logs": Entry("nagara.cli.logs:logs", "Print what an app's replicas wrote."),
     "trace": Entry("nagara.cli.trace:trace", "Show where the time of a start went."),
+    "top": Entry("nagara.cli.top:top", "Watch apps and their rates as they change."),
+    "init": Entry("nagara.cli.init:init", "Write a commented app file to begin with."),
+    "exec": Entry("nagara.cli.exec_in:exec_", "Run a command inside a replica."),
     "versions": Entry("nagara.cli.versions:versions", "List the versions of an app."),
     "rollback": Entry("nagara.cli.versions:rollback", "Take an earlier version into use again."),
     "delete": Entry("nagara.cli.delete:delete", "Remove an app with its snapshots."),
@@ -49,6 +53,10 @@ COMMANDS: dict[str, Entry] = {
     "bench": Entry("nagara.cli.bench:bench", "Measure; every figure of the README comes from it."),
     "doctor": Entry("nagara.cli.doctor:doctor", "Try out what this machine can do; list leaks."),
     "setup": Entry("nagara.cli.setup:setup", "Get the tools that containers and snapshots need."),
+    "errors": Entry("nagara.cli.errors_list:errors", "List what can go wrong, and exit codes."),
+    "completion": Entry(
+        "nagara.cli.completion:completion", "Print what a shell needs to complete commands."
+    ),
     "version": Entry("nagara.cli.version:version", "Print the version."),
 }
 
@@ -64,6 +72,8 @@ class _Root(LazyGroup):
             return super().invoke(ctx)
         except NagaraError as error:
             fault = error
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
         except OSError as error:
             fault = unwritable(error, ctx.obj) if isinstance(ctx.obj, Settings) else None
             if fault is None:
@@ -73,7 +83,7 @@ class _Root(LazyGroup):
     def _failed(self, ctx: click.Context, fault: NagaraError) -> NoReturn:
         logging.getLogger(__name__).debug("the error's origin", exc_info=fault)
         click.echo(f"error: {fault}", err=True)
-        ctx.exit(fault.exit_code)
+        ctx.exit(exit_code_of(fault))
 
 
 def _log_to_stderr(*, verbose: bool, as_json: bool) -> None:
@@ -93,7 +103,12 @@ def _log_to_stderr(*, verbose: bool, as_json: bool) -> None:
             handler.setFormatter(JsonLines())
 
 
-@click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Root,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="\b\nExit codes:\n"
+    + "\n".join(f"  {code:<4} {meaning.partition(':')[0]}" for code, meaning in EXIT_CODES.items()),
+)
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),

@@ -20,6 +20,7 @@ import click
 
 from nagara import __version__
 from nagara.base.units import format_bytes
+from nagara.cli.output import json_option, tell
 from nagara.cli.settings import Settings
 from nagara.engine.errors import ModelFolderError
 from nagara.engine.modelfolder import check_model_folder
@@ -71,8 +72,9 @@ def models() -> None:
 @models.command()
 @click.argument("source")
 @click.option("--name", help="What to call it  [default: the folder's name].")
+@json_option
 @click.pass_obj
-def add(settings: Settings, source: str, name: str | None) -> None:
+def add(settings: Settings, source: str, name: str | None, as_json: bool) -> None:
     """Add the model in the folder SOURCE (Hugging Face layout), or the known model `smollm2`.
 
     The folder is checked and copied. Adding the same model again changes nothing. A folder that
@@ -86,7 +88,8 @@ def add(settings: Settings, source: str, name: str | None) -> None:
     else:
         model, is_new = _add_folder(settings.models_dir, Path(source).absolute(), name)
     said = "added" if is_new else "already there"
-    click.echo(f"{model.name} {said}: {format_bytes(model.size_bytes)}, {model.path}")
+    line = f"{model.name} {said}: {format_bytes(model.size_bytes)}, {model.path}"
+    tell({**asdict(model), "path": str(model.path), "is_new": is_new}, line, as_json=as_json)
 
 
 @models.command()
@@ -109,11 +112,12 @@ def ls(settings: Settings, as_json: bool) -> None:
 
 @models.command()
 @click.argument("name")
+@json_option
 @click.pass_obj
-def rm(settings: Settings, name: str) -> None:
+def rm(settings: Settings, name: str, as_json: bool) -> None:
     """Remove the model NAME and its files."""
     remove_model(settings.models_dir, name)
-    click.echo(f"{name} removed")
+    tell({"removed": name}, f"{name} removed", as_json=as_json)
 
 
 def _existing(models_dir: Path, name: str, source: str) -> ModelFolder | None:

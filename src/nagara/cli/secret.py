@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from nagara.cli.output import json_option, tell
 from nagara.cli.settings import Settings
 from nagara.control.app import DEFAULT_TENANT
 from nagara.control.app_secrets import AppSecrets
@@ -34,11 +35,12 @@ def set_(settings: Settings, name: str) -> None:
 
 
 @secret.command()
+@json_option
 @click.pass_obj
-def ls(settings: Settings) -> None:
+def ls(settings: Settings, as_json: bool) -> None:
     """List the names of those that are set."""
-    for name in AppSecrets(settings.state).names(DEFAULT_TENANT):
-        click.echo(name)
+    names = list(AppSecrets(settings.state).names(DEFAULT_TENANT))
+    tell({"secrets": names}, *names, as_json=as_json)
 
 
 @secret.command()

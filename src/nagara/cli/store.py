@@ -13,6 +13,8 @@ import click
 from nagara.base.errors import UsageError
 from nagara.base.units import format_bytes, parse_duration_s, parse_size_bytes
 from nagara.cli.opened_store import find_tier, opened_folder, opened_store, tenant_option
+from nagara.cli.output import json_option, tell
+from nagara.cli.progress import arriving, working
 from nagara.cli.settings import Settings
 from nagara.image.lazy_layer import DaemonError, ask_daemon
 from nagara.store.collecting import Collection, collect_local, collect_tier
@@ -32,16 +34,19 @@ def store() -> None:
 @store.command()
 @tenant_option
 @click.option("--objects", is_flag=True, help="List every object instead of the roots.")
+@json_option
 @click.pass_obj
-def ls(settings: Settings, tenant: str, objects: bool) -> None:
+def ls(settings: Settings, tenant: str, objects: bool, as_json: bool) -> None:
     """List the roots (images, models, ...) that keep objects."""
     with opened_store(settings, tenant) as opened:
         if objects:
-            for name, space, _ in opened.local.folder.ledger.names(tenant):
-                click.echo(f"{space:>14} {name}")
-            return
-        for root in list_roots(opened.local):
-            click.echo(f"{root.kind}/{root.name}")
+            rows = list(opened.local.folder.ledger.names(tenant))
+            found = [{"name": str(name), "bytes": space} for name, space, _ in rows]
+            lines = [f"{space:>14} {name}" for name, space, _ in rows]
+        else:
+            lines = [f"{root.kind}/{root.name}" for root in list_roots(opened.local)]
+            found = [{"root": line} for line in lines]
+    tell(found, *lines, as_json=as_json)
 
 
 @store.command()
@@ -77,8 +82,9 @@ def stat(settings: Settings, as_json: bool) -> None:
 @click.option(
     "--rate", default="0", show_default=True, help="Bytes a second, for a slow scrub; 0: no bound."
 )
+@json_option
 @click.pass_obj
-def verify(settings: Settings, tenant: str, rate: str) -> None:
+def verify(settings: Settings, tenant: str, rate: str, as_json: bool) -> None:
     """Read every object; wrong ones are removed and will be fetched again."""
     bytes_per_s = parse_size_bytes(rate)
     checked, wrong = 0, []
@@ -93,9 +99,8 @@ def verify(settings: Settings, tenant: str, rate: str) -> None:
                 wrong.append(text)
             if bytes_per_s:
                 time.sleep(space / bytes_per_s)
-    click.echo(f"{checked} objects read, {len(wrong)} wrong")
-    for text in wrong:
-        click.echo(f"removed: {text}")
+    lines = [f"{checked} objects read, {len(wrong)} wrong", *(f"removed: {each}" for each in wrong)]
+    tell({"objects": checked, "removed": wrong}, *lines, as_json=as_json)
     if wrong:
         raise SystemExit(1)
 
@@ -135,8 +140,11 @@ def scrub(settings: Settings, tenant: str, within: str, once: bool) -> None:
 @click.option("--grace", default="1d", show_default=True, help="Keep what was used since.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option("--tier", help="Collect this tier instead of this machine.")
+@json_option
 @click.pass_obj
-def gc(settings: Settings, tenant: str, grace: str, dry_run: bool, tier: str | None) -> None:
+def gc(
+    settings: Settings, tenant: str, grace: str, dry_run: bool, tier: str | None, as_json: bool
+) -> None:
     """Remove the objects that no root names."""
     grace_s = parse_duration_s(grace)
     done: Collection
@@ -148,39 +156,40 @@ def gc(settings: Settings, tenant: str, grace: str, dry_run: bool, tier: str | N
         with opened_store(settings, tenant) as opened:
             done = collect_local(opened.local, grace_s, is_dry=dry_run)
     verb = "would go" if dry_run else "removed"
-    click.echo(
-        f"{done.removed} objects {verb}, {format_bytes(done.removed_bytes)}; {done.kept} kept"
-    )
+    line = f"{done.removed} objects {verb}, {format_bytes(done.removed_bytes)}; {done.kept} kept"
+    tell({**asdict(done), "is_dry": dry_run}, line, as_json=as_json)
 
 
 @store.command(name="push")
 @click.argument("root")
 @click.option("--to", "tier", required=True, help="The tier's name in the settings.")
 @tenant_option
+@json_option
 @click.pass_obj
-def push_(settings: Settings, root: str, tier: str, tenant: str) -> None:
+def push_(settings: Settings, root: str, tier: str, tenant: str, as_json: bool) -> None:
     """Put ROOT (e.g. images/NAME) and all it names into a tier."""
     kind, name = _root(root)
     far = find_tier(settings, tenant, tier)
-    with opened_store(settings, tenant) as opened:
+    with opened_store(settings, tenant) as opened, working(f"putting {root} into {tier}"):
         moved = push(opened, far, read_root(opened.local, kind, name))
     far.close()
-    _say(moved)
+    tell(asdict(moved), _moved(moved), as_json=as_json)
 
 
 @store.command(name="pull")
 @click.argument("root")
 @tenant_option
+@json_option
 @click.pass_obj
-def pull_(settings: Settings, root: str, tenant: str) -> None:
+def pull_(settings: Settings, root: str, tenant: str, as_json: bool) -> None:
     """Bring ROOT (e.g. images/NAME) and all it names to this machine."""
     kind, name = _root(root)
     with opened_store(settings, tenant) as opened:
-        moved = pull(opened, fetch_root(opened, kind, name))
+        with arriving(f"bringing {root}") as arrived:
+            moved = pull(opened, fetch_root(opened, kind, name), arrived)
         reports = [asdict(report) for report in opened.reports()]
-    _say(moved)
-    for report in reports[1:]:
-        click.echo(f"  {_figures(report)}")
+    lines = [_moved(moved), *(f"  {_figures(report)}" for report in reports[1:])]
+    tell({**asdict(moved), "tiers": reports}, *lines, as_json=as_json)
 
 
 def _daemon_reports(settings: Settings) -> dict[str, list[dict[str, Any]]]:
@@ -210,7 +219,6 @@ def _root(text: str) -> tuple[str, str]:
     return kind, name
 
 
-def _say(moved: Moved) -> None:
-    click.echo(
-        f"{moved.moved_objects} of {moved.objects} objects moved, {format_bytes(moved.moved_bytes)}"
-    )
+def _moved(moved: Moved) -> str:
+    size = format_bytes(moved.moved_bytes)
+    return f"{moved.moved_objects} of {moved.objects} objects moved, {size}"

@@ -6,13 +6,14 @@ from typing import Any
 import click
 from rich.console import Console
 
+from nagara.cli.completion import complete_app
 from nagara.cli.settings import Settings
 from nagara.cli.waterfall import waterfall
 from nagara.control.client import connect
 
 
 @click.command()
-@click.argument("name", metavar="APP|REPLICA")
+@click.argument("name", metavar="APP|REPLICA", shell_complete=complete_app)
 @click.option("--all", "show_all", is_flag=True, help="Every recorded start, not one of a kind.")
 @click.option("--json", "as_json", is_flag=True, help="Print the API's document.")
 @click.pass_obj

@@ -3,9 +3,11 @@
 import click
 
 from nagara import __version__
+from nagara.cli.output import json_option, tell
 
 
 @click.command()
-def version() -> None:
+@json_option
+def version(as_json: bool) -> None:
     """Print the version."""
-    click.echo(f"nagara {__version__}")
+    tell({"nagara": __version__}, f"nagara {__version__}", as_json=as_json)

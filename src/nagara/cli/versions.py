@@ -7,6 +7,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from nagara.cli.output import json_option, tell
 from nagara.cli.settings import Settings
 from nagara.control.client import connect
 
@@ -38,8 +39,9 @@ def versions(settings: Settings, app: str, as_json: bool) -> None:
     "--to", type=click.IntRange(min=1), metavar="VERSION",
     help="The version to take into use  [default: the one before the present one].",
 )  # fmt: skip
+@json_option
 @click.pass_obj
-def rollback(settings: Settings, app: str, to: int | None) -> None:
+def rollback(settings: Settings, app: str, to: int | None, as_json: bool) -> None:
     """Take an earlier version of an APP into use again, with its snapshot if it has one."""
     document = connect(settings.state).rollback(app, to)
-    click.echo(f"{app} is at version {document['version']}")
+    tell(document, f"{app} is at version {document['version']}", as_json=as_json)

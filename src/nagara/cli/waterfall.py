@@ -13,6 +13,7 @@ from rich.text import Text
 
 from nagara.base.spans import STAGES
 from nagara.base.units import format_bytes
+from nagara.cli.output import printable
 
 _COLOURS = {
     "acquire": "magenta",
@@ -77,9 +78,13 @@ def _remarks(starts: Sequence[Mapping[str, Any]]) -> list[Text]:
     remarks = []
     for start in starts:
         if start.get("error"):
-            remarks.append(Text(f"{start['replica']} failed: {start['error']}", style="red"))
+            remarks.append(
+                Text(f"{start['replica']} failed: {printable(start['error'])}", style="red")
+            )
         elif start.get("fallback"):
-            remarks.append(Text(f"why {start['kind']}: {start['fallback']}", style="dim"))
+            remarks.append(
+                Text(f"why {start['kind']}: {printable(start['fallback'])}", style="dim")
+            )
     for start in starts:
         if files := start.get("files"):
             what = f"files of the {start['kind']} start: {files_line(files)}"

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from nagara.base.errors import NagaraError, UsageError
 from nagara.contract.node import Node, NodeUnavailableError, ReplicaGoneError
+from nagara.control import openapi
 from nagara.control.app_images import with_images
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import Auth, bearer
@@ -28,6 +29,7 @@ from nagara.control.refusal import Refusal, bad_request, not_found, unauthorised
 from nagara.control.replicas import ReplicaState
 from nagara.control.service import Service
 from nagara.control.state import KeyRecord, State
+from nagara.control.watch_api import WatchApi
 from nagara.pool.service import PoolService
 
 MAX_APP_FILE_BYTES = 2**20
@@ -36,7 +38,7 @@ MAX_LOG_BYTES = 16 * 2**20
 _log = logging.getLogger(__name__)
 
 _Arguments = dict[str, str]
-_Handler = Callable[[web.BaseRequest, _Arguments], Awaitable[web.Response]]
+_Handler = Callable[[web.BaseRequest, _Arguments], Awaitable[web.StreamResponse]]
 
 
 class Api:
@@ -51,6 +53,7 @@ class Api:
         auth: Auth,
         pool: PoolService,
         figures: Figures,
+        watch: WatchApi,
     ) -> None:
         self._deployments = deployments
         self._fleet = fleet
@@ -58,8 +61,9 @@ class Api:
         self._state = state
         self._auth = auth
         app = r"/api/apps/(?P<app>[a-z0-9-]+)"
-        self._routes: tuple[tuple[str, re.Pattern[str], _Handler], ...] = (
+        self.routes: tuple[tuple[str, re.Pattern[str], _Handler], ...] = (
             ("GET", re.compile(r"/api/status"), self._status),
+            ("GET", re.compile(r"/api/openapi"), self._openapi),
             ("PUT", re.compile(r"/api/apps"), self._deploy),
             ("GET", re.compile(r"/api/apps"), self._list),
             ("GET", re.compile(app), self._show),
@@ -73,6 +77,7 @@ class Api:
             ("POST", re.compile(r"/api/keys"), self._add_key),
             ("DELETE", re.compile(r"/api/keys/(?P<id>[0-9a-f]+)"), self._delete_key),
             *PoolApi(pool).routes,
+            *watch.routes,
             *FiguresApi(figures).routes,
         )
 
@@ -90,10 +95,10 @@ class Api:
             is_usage = error.exit_code == UsageError.exit_code
             return _error_response(400 if is_usage else 500, error)
 
-    async def _dispatch(self, request: web.BaseRequest) -> web.Response:
+    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.partition("?")[0]
         is_known = False
-        for method, pattern, handler in self._routes:
+        for method, pattern, handler in self.routes:
             match = pattern.fullmatch(path)
             if match is not None:
                 is_known = True
@@ -108,6 +113,10 @@ class Api:
     async def _status(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """`{"machine", "isolation", "can_snapshot", "missing", ...}`: the node's facts."""
         return web.json_response(asdict(await self._node.facts()))
+
+    async def _openapi(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
+        """This API as an OpenAPI document."""
+        return web.json_response(openapi.document(self.routes))
 
     async def _deploy(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """The body is an app file; `?file=` names it in messages. `{"apps": [...]}`.
@@ -126,12 +135,12 @@ class Api:
         return web.json_response({"apps": [_describe(service) for service in services]})
 
     async def _list(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
-        """`{"apps": [...]}`, each as `_describe` says."""
+        """`{"apps": [...]}`: each with replicas by state, requests, capture, last failure."""
         apps = [_describe(service) for service in self._fleet.services.values()]
         return web.json_response({"apps": apps})
 
     async def _show(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
-        """One app as `_describe` says."""
+        """One app: its definition, replicas by state, requests, capture, last failure."""
         return web.json_response(_describe(self._service(arguments["app"])))
 
     async def _delete(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:

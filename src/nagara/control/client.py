@@ -6,6 +6,7 @@ It finds the process by `control.json` and `admin.token` in the state folder.
 import http.client
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -90,6 +91,29 @@ class ControlClient:
         key: str = self._call("POST", f"/api/keys?{urlencode({'name': name})}")["key"]
         return key
 
+    def events(self) -> Iterator[tuple[str, Any]]:
+        """(name, document) of each server-sent event, for as long as nagara runs."""
+        connection, answer = self._begin("GET", "/api/events", None)
+        try:
+            if answer.status >= 400:
+                raise _to_error(answer.status, answer.read(), self.url)
+            name = ""
+            for line in answer:
+                if line.startswith(b"event: "):
+                    name = line[7:].strip().decode()
+                elif line.startswith(b"data: "):
+                    yield name, json.loads(line[6:])
+        except (OSError, http.client.HTTPException) as error:
+            raise _silent(error, self.url) from error
+        finally:
+            connection.close()
+
+    def replicas(self, app: str) -> list[dict[str, Any]]:
+        """An app's latest replicas, living and ended."""
+        path = f"/api/apps/{quote(app, safe='')}/replicas"
+        replicas: list[dict[str, Any]] = self._call("GET", path)["replicas"]
+        return replicas
+
     def versions(self, app: str) -> list[dict[str, Any]]:
         """The app's versions, newest first."""
         path = f"/api/apps/{quote(app, safe='')}/versions"
@@ -146,6 +170,21 @@ class ControlClient:
     def _exchange(
         self, method: str, path: str, body: bytes | None
     ) -> tuple[http.client.HTTPMessage, bytes]:
+        connection, answer = self._begin(method, path, body)
+        try:
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise _silent(error, self.url) from error
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise _to_error(answer.status, content, self.url)
+        return answer.headers, content
+
+    def _begin(
+        self, method: str, path: str, body: bytes | None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """Asks; the answer's head is here, its body is not. The caller closes the connection."""
         address = urlsplit(self.url)
         connection = http.client.HTTPConnection(
             address.hostname or "", address.port, timeout=self._timeout_s
@@ -153,18 +192,17 @@ class ControlClient:
         try:
             headers = {"Authorization": f"Bearer {self._token}"}
             connection.request(method, path, body=body, headers=headers)
-            answer = connection.getresponse()
-            content = answer.read()
+            return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise NotRunningError(
-                f"the control process does not answer ({error})", where=self.url,
-                hint="is it still running? start it with: nagara up",
-            ) from error  # fmt: skip
-        finally:
             connection.close()
-        if answer.status >= 400:
-            raise _to_error(answer.status, content, self.url)
-        return answer.headers, content
+            raise _silent(error, self.url) from error
+
+
+def _silent(error: Exception, url: str) -> NotRunningError:
+    return NotRunningError(
+        f"the control process does not answer ({error})", where=url,
+        hint="is it still running? start it with: nagara up",
+    )  # fmt: skip
 
 
 def connect(state: Path) -> ControlClient:

@@ -34,9 +34,11 @@ from nagara.control.errors import ControlError, StateLostError
 from nagara.control.figures_api import Figures
 from nagara.control.fleet import Fleet
 from nagara.control.gateway import Gateway
+from nagara.control.history import History
 from nagara.control.job_record import JobRecord
 from nagara.control.jobs import Jobs
 from nagara.control.lending import Lending
+from nagara.control.live import Live
 from nagara.control.machines import Machines, Nodes
 from nagara.control.nodewatch import NodeWatch
 from nagara.control.pool_record import PoolRecord
@@ -47,6 +49,8 @@ from nagara.control.sql import Database
 from nagara.control.state import State
 from nagara.control.tasks import Tasks
 from nagara.control.telemetry import Telemetry
+from nagara.control.watch_api import WatchApi
+from nagara.control.web_page import WebPage
 from nagara.control.web_server import LimitedServer
 from nagara.pool.bootclock import BootClock
 from nagara.pool.service import PoolService
@@ -171,12 +175,12 @@ class Control:
                     named = [(app, fleet.mounts(app)) for app in apps]
                     for app in await with_images(self._node, named):
                         await deployments.deploy(app)
-                    jobs = Jobs(
-                        JobRecord(database, self._clock),
-                        *(fleet.services, fleet.broken, self._clock, tasks),
-                    )
+                    record = JobRecord(database, self._clock)
+                    jobs = Jobs(record, fleet.services, fleet.broken, self._clock, tasks)
+                    history = History(database)
+                    live = Live(fleet.services, self._telemetry, pool, history, self._clock)
                     await self._serve(
-                        *(group, deployments, fleet, node, pool, state, auth, jobs, ready)
+                        *(group, deployments, fleet, node, pool, state, live, auth, jobs, ready)
                     )
             except BaseExceptionGroup as errors:
                 # A fault that a person can act upon comes as itself, not as a group of one.
@@ -228,6 +232,7 @@ class Control:
         node: Machines,
         pool: PoolService,
         state: State,
+        live: Live,
         auth: Auth,
         jobs: Jobs,
         ready: Callable[[Ready], None],
@@ -243,13 +248,14 @@ class Control:
                 Scaling(fleet, self._clock, self._telemetry.metrics.decision_s).run(),
                 name="scaling",
             ),
+            group.create_task(live.run(), name="watching"),
         ]
         tracing = group.create_task(self._telemetry.tracer.run(), name="traces")
         gateway = Gateway(*(fleet.services, auth, fleet.broken, self._clock, self._telemetry, jobs))
         await jobs.begin()
         figures = self._figures(fleet, pool)
-        api = Api(deployments, fleet, node, state, auth, pool, figures)
-        runner = _server(gateway, api)
+        api = Api(deployments, fleet, node, state, auth, pool, figures, WatchApi(live))
+        runner = _server(gateway, api, WebPage())
         await runner.setup()
         try:
             url = await self._listen(runner)
@@ -261,6 +267,7 @@ class Control:
             await self._stopping.wait()
         finally:
             gateway.is_ready = False
+            live.close()
             await self._end(fleet, runner, loops)
             pooling.cancel()
             tracing.cancel()
@@ -308,13 +315,17 @@ def _machine_name(pool: str) -> str:
     return f"{pool}-{secrets.token_hex(4)}"
 
 
-def _server(gateway: Gateway, api: Api) -> web.ServerRunner:
-    """The web server: the API below `/api/`, apps everywhere else."""
+def _server(gateway: Gateway, api: Api, page: WebPage) -> web.ServerRunner:
+    """The web server: the API below `/api/`, the page at `/`, apps everywhere else.
+
+    Without aiohttp's own router: an app's host name decides before any path does.
+    """
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         is_api = request.raw_path.startswith("/api/") or request.raw_path == "/metrics"
-        if is_api and gateway.app_of_host(request) is None:
-            return await api.handle(request)
+        is_page = page.serves(request.raw_path)
+        if (is_api or is_page) and gateway.app_of_host(request) is None:
+            return await api.handle(request) if is_api else page.handle(request)
         return await gateway.handle(request)
 
     return web.ServerRunner(LimitedServer(handle), shutdown_timeout=1.0)

@@ -37,8 +37,10 @@ from nagara.control.routing import (
     target_of_path,
 )
 from nagara.control.telemetry import Telemetry
+from nagara.control.token_tally import TokenTally
 from nagara.control.tracing import Span
 from nagara.control.upstream import DialError
+from nagara.control.web_page import APART
 from nagara.control.websocket import relay_websocket
 
 MAX_ROUTED_BODY_BYTES = 64 * 2**20
@@ -324,9 +326,15 @@ class Gateway:
                 ) as answer,
             ):
                 response = _begun(request, answer, hop.response_headers(answer.headers, own))
+                if call.target.prefix and answer.content_type == "text/html":
+                    response.headers.add("Content-Security-Policy", APART)
+                tally = self._telemetry.tally(call.target.app, TokenTally(answer.headers))
                 await response.prepare(request)
-                if not isinstance(response, web.Response):
+                if isinstance(response, web.Response):
+                    tally(response.body if isinstance(response.body, bytes) else b"")
+                else:
                     async for piece in answer.content.iter_any():
+                        tally(piece)
                         await response.write(piece)
                 await response.write_eof()
                 return response

@@ -81,6 +81,7 @@ class Metrics:
         self.queue_s = Histogram(
             "nagara_queue_seconds", "How long requests were held for a replica.", ("app",)
         )
+        self.tokens = Counter("nagara_tokens_total", "Tokens of answers, as they pass.", ("app",))
         self.starts = Counter(
             "nagara_starts_total", "Starts, by how; `failed` came to nothing.", ("app", "kind")
         )

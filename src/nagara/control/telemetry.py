@@ -5,7 +5,7 @@ after what happened there.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from nagara.base.clock import Clock
 from nagara.control.metrics import Metrics, gauges, series
@@ -13,6 +13,7 @@ from nagara.control.occupancy import Occupancy, Use, utilisation
 from nagara.control.replicas import Replica, ReplicaState
 from nagara.control.service import Service
 from nagara.control.state import StartRecord
+from nagara.control.token_tally import TokenTally
 from nagara.control.tracing import Kind, Span, Started, Tracer
 
 
@@ -64,6 +65,15 @@ class Telemetry:
             if replica:
                 span.attributes["nagara.replica"] = replica
             self.tracer.end(span, error=f"status {status}" if status >= 500 else None)
+
+    def tally(self, app: str, counter: TokenTally) -> Callable[[bytes], None]:
+        """To be given each piece of an answer as it passes."""
+
+        def take(piece: bytes) -> None:
+            if count := counter.take(piece):
+                self.metrics.tokens.add(app, amount=count)
+
+        return take
 
     # -- starts ----------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Sealing:
 
     def __init__(self, settings: Path) -> None:
         self._path = settings
-        self._keys: dict[str, bytes] = {}
+        self._given: dict[tuple[str, tuple[str, ...]], bytes] = {}
         self._lock = threading.Lock()
 
     @property
@@ -101,11 +101,15 @@ class Sealing:
         return hashlib.sha256(b"nagara snapshots" + self._key(tenant)).hexdigest()[:16]
 
     def _key(self, tenant: str) -> bytes:
-        """Kept once it was had: a command may be slow."""
+        """What a command gave is kept, for it may be slow; a file is read each time."""
+        settings = self._settings()
+        if "key_folder" in settings:
+            return read_tenant_key(Path(settings["key_folder"]), tenant)
+        command = tuple(str(word) for word in settings["key_command"])
         with self._lock:
-            if tenant not in self._keys:
-                self._keys[tenant] = _read_key(self._settings(), tenant)
-            return self._keys[tenant]
+            if (tenant, command) not in self._given:
+                self._given[tenant, command] = _ask_for_key(command, tenant)
+            return self._given[tenant, command]
 
     def _settings(self) -> dict[str, Any]:
         try:
@@ -117,10 +121,7 @@ class Sealing:
         return settings
 
 
-def _read_key(settings: dict[str, Any], tenant: str) -> bytes:
-    if "key_folder" in settings:
-        return read_tenant_key(Path(settings["key_folder"]), tenant)
-    command = [str(word) for word in settings["key_command"]]
+def _ask_for_key(command: Sequence[str], tenant: str) -> bytes:
     try:
         done = subprocess.run(
             command,

@@ -65,6 +65,7 @@ class NodeSnapshots:
         self._layers = layers
         self._images = images
         self._far = FarSnapshots(catalog, facts)
+        self._looking: dict[ReplicaSpec, asyncio.Task[Snapshot | NoSnapshot]] = {}
 
     def close(self) -> None:
         """Ends what goes on in the background."""
@@ -86,7 +87,18 @@ class NodeSnapshots:
         return snapshot_key(app, self._facts, (f"nagara {__version__}",))
 
     async def find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
-        """The snapshot to restore the app from; its files are already being read ahead."""
+        """The snapshot to restore the app from; its files are already being read ahead.
+
+        Starts of one app at the same time share one look.
+        """
+        looking = self._looking.get(spec)
+        if looking is None:
+            looking = asyncio.create_task(self._look(spec), name="find a snapshot")
+            self._looking[spec] = looking
+            looking.add_done_callback(lambda _: self._looking.pop(spec, None))
+        return await asyncio.shield(looking)
+
+    async def _look(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         try:
             return await asyncio.to_thread(self._find, spec)
         except (StoreError, UsageError, OSError) as error:  # no start fails for want of a snapshot

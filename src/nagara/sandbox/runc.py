@@ -95,6 +95,10 @@ class Runc:
         """Runs a command inside the container, as its first process was, to its end."""
         self._run("exec", container, *command, time_limit_s=time_limit_s)
 
+    def exec_command(self, container: str, command: tuple[str, ...], *, tty: bool) -> list[str]:
+        """What to run to have a command in a container with streams of one's own."""
+        return [*self._base(), "exec", *(["--tty"] if tty else []), container, *command]
+
     def delete(self, container: str) -> None:
         """Removes runc's record and cgroups of a container that has ended."""
         self._run("delete", "--force", container)

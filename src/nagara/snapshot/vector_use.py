@@ -15,15 +15,20 @@ _ELAPSED = re.compile(r"^AVX512_elapsed_ms:\s*(-?\d+)$", re.MULTILINE)
 _SLACK_S = 0.05  # the kernel counts in its own ticks
 _RUNTIME_NAME = "runc:"
 _EXECUTED_S, _PAUSE_S = 10.0, 0.002
+_NEVER = float("-inf")
 
 
-def last_use_s(pid: int, thread: int | None = None) -> float:
-    """When a thread (the first one) was last seen using it: a reading of the monotonic clock,
-    minus infinity if it never was."""
-    text = _text(Path(f"/proc/{pid}/task/{pid if thread is None else thread}/arch_status"))
-    found = _ELAPSED.search(text)
-    elapsed_ms = int(found[1]) if found else -1
-    return time.monotonic() - elapsed_ms / 1000 if elapsed_ms >= 0 else float("-inf")
+def last_use_s(pid: int, thread: int) -> tuple[float, float]:
+    """When a thread was last seen using it: between two readings of the monotonic clock, for this
+    process may be held up between asking and looking at the clock. Minus infinity: it never was.
+    """
+    asked_s = time.monotonic()
+    found = _ELAPSED.search(_text(Path(f"/proc/{pid}/task/{thread}/arch_status")))
+    answered_s = time.monotonic()
+    elapsed_s = int(found[1]) / 1000 if found else -1.0
+    if elapsed_s < 0:
+        return _NEVER, _NEVER
+    return asked_s - elapsed_s, answered_s - elapsed_s
 
 
 def use_before_the_app(pid: int) -> float:
@@ -33,7 +38,7 @@ def use_before_the_app(pid: int) -> float:
         if time.monotonic() > deadline_s:
             break
         time.sleep(_PAUSE_S)
-    return last_use_s(pid)
+    return last_use_s(pid, pid)[1]
 
 
 def users_of_avx512(pids: Iterable[int], first: int, before_s: float) -> list[str]:
@@ -46,15 +51,15 @@ def users_of_avx512(pids: Iterable[int], first: int, before_s: float) -> list[st
     return [
         f"{_text(Path(f'/proc/{pid}/comm')).strip()} ({pid})"
         for pid in pids
-        if _has_used(pid, before_s if pid == first else float("-inf"))
+        if _has_used(pid, before_s if pid == first else _NEVER)
     ]
 
 
 def _has_used(pid: int, before_s: float) -> bool:
     for folder in Path(f"/proc/{pid}/task").glob("*"):
         thread = int(folder.name)
-        since_s = before_s if thread == pid else float("-inf")
-        if last_use_s(pid, thread) > since_s + _SLACK_S:
+        since_s = before_s if thread == pid else _NEVER
+        if last_use_s(pid, thread)[0] > since_s + _SLACK_S:
             return True
     return False
 

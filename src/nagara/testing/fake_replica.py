@@ -8,6 +8,7 @@
     GET  /wait               answers when the test calls `let_go`
     GET  /cut                half an answer, then the connection is closed
     GET  /ws                 WebSocket echo; subprotocol "echo" if offered
+    GET  /page               an HTML page
     GET  /exit?code=N        the replica ends
     POST /v1/completions     an OpenAI answer, also streaming; so does /v1/chat/completions
     *    anything else       404
@@ -53,6 +54,7 @@ class FakeReplica:
         app.router.add_route("*", "/wait", self._wait)
         app.router.add_get("/cut", self._cut)
         app.router.add_get("/ws", self._websocket)
+        app.router.add_get("/page", self._page)
         app.router.add_get("/exit", self._exit)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._chat)
@@ -108,6 +110,9 @@ class FakeReplica:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(text="ok")
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(text="<!doctype html><title>app</title>", content_type="text/html")
 
     async def _echo(self, request: web.Request) -> web.Response:
         body = await request.read()
