@@ -59,6 +59,7 @@ def test_every_refusal_is_documented() -> None:
     codes = set()
     for file in (ROOT / "src" / "nagara" / "control").glob("*.py"):
         codes |= set(re.findall(r'code="(\w+)"', file.read_text()))
-    rare = {"bad_request", "too_large", "slow_body", "method_not_allowed", "websocket_refused",
+    rare = {"bad_request", "too_large", "slow_body", "not_recorded",
+            "method_not_allowed", "websocket_refused",
             "unreachable", "stopping"}  # fmt: skip
     assert {code for code in codes - rare if f"`{code}`" not in PAGE} == set()

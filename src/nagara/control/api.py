@@ -23,6 +23,7 @@ from nagara.control.deployments import Deployments
 from nagara.control.errors import UnknownAppError
 from nagara.control.figures_api import Figures, FiguresApi
 from nagara.control.fleet import Fleet
+from nagara.control.key_limits import limits_from
 from nagara.control.pool_api import PoolApi
 from nagara.control.refusal import Refusal, bad_request, not_found, unauthorised
 from nagara.control.replicas import ReplicaState
@@ -235,8 +236,9 @@ class Api:
         return web.json_response({"keys": [_describe_key(key) for key in self._auth.listing()]})
 
     async def _add_key(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
-        """`?name=`; the answer has the text of the key, this once, as `key`."""
-        record, key = await self._auth.create(request.query.get("name", ""))
+        """`?name=&apps=&per_minute=&concurrency=`; the key's text comes this once, as `key`."""
+        limits = limits_from(request.query)
+        record, key = await self._auth.create(request.query.get("name", ""), limits)
         return web.json_response({**_describe_key(record), "key": key})
 
     async def _delete_key(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
@@ -282,7 +284,10 @@ def _describe(service: Service) -> dict[str, Any]:
 
 
 def _describe_key(key: KeyRecord) -> dict[str, Any]:
-    return {"id": key.id, "name": key.name, "created_s": key.created_s}
+    return {
+        "id": key.id, "name": key.name, "created_s": key.created_s,
+        "limits": key.limits.document(),
+    }  # fmt: skip
 
 
 def _error_response(status: int, error: NagaraError) -> web.Response:

@@ -9,11 +9,14 @@ nothing of a key by the time it takes.
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from nagara.base.clock import Clock
 from nagara.base.durable import write_durably
 from nagara.control.app import DEFAULT_TENANT
+from nagara.control.key_limits import NO_LIMITS, KeyLimits, KeyUse
 from nagara.control.state import KeyRecord, State
 
 TOKEN_FILE = "admin.token"  # noqa: S105 - a file's name
@@ -33,6 +36,7 @@ class Auth:
         self._state = state
         self._clock = clock
         self._keys: dict[str, KeyRecord] = {}  # by hash
+        self._uses: dict[str, KeyUse] = {}  # of keys with limits, by hash
         self._admin = b""
         self.is_open = is_open
 
@@ -57,7 +61,35 @@ class Auth:
         """Whether `key` is an API key."""
         return key is not None and _digest(key) in self._keys
 
-    async def create(self, name: str) -> tuple[KeyRecord, str]:
+    @contextmanager
+    def admitted(self, key: str | None, app: str) -> Iterator[None]:
+        """Meanwhile a request of the key for the app runs.
+
+        Raises:
+            Refusal: the key may not do that, or not so often.
+        """
+        use = self._use(key)
+        if use is None:
+            yield
+            return
+        use.begin(app, self._clock.monotonic_s())
+        try:
+            yield
+        finally:
+            use.end()
+
+    def _use(self, key: str | None) -> KeyUse | None:
+        digest = "" if key is None else _digest(key)
+        record = self._keys.get(digest)
+        if record is None or record.limits == NO_LIMITS:
+            return None
+        return self._uses.setdefault(digest, KeyUse(record.limits))
+
+    def owner(self, key: str | None) -> str:
+        """Who queued requests belong to: the key's hash, "" for callers without one of ours."""
+        return _digest(key) if key is not None and self.knows(key) else ""
+
+    async def create(self, name: str, limits: KeyLimits = NO_LIMITS) -> tuple[KeyRecord, str]:
         """A new key; its text is returned this once."""
         key = f"ngk-{secrets.token_urlsafe(32)}"
         record = KeyRecord(
@@ -66,6 +98,7 @@ class Auth:
             name=name,
             sha256=_digest(key),
             created_s=self._clock.wall_s(),
+            limits=limits,
         )
         await self._state.add_key(record)
         self._keys[record.sha256] = record
@@ -78,6 +111,7 @@ class Auth:
     async def delete(self, id_: str) -> bool:
         """Whether there was such a key; it is refused from now on."""
         self._keys = {digest: key for digest, key in self._keys.items() if key.id != id_}
+        self._uses = {digest: use for digest, use in self._uses.items() if digest in self._keys}
         return await self._state.delete_key(id_)
 
 

@@ -35,6 +35,8 @@ from nagara.control.figures_api import Figures
 from nagara.control.fleet import Fleet
 from nagara.control.gateway import Gateway
 from nagara.control.history import History
+from nagara.control.job_record import JobRecord
+from nagara.control.jobs import Jobs
 from nagara.control.lending import Lending
 from nagara.control.live import Live
 from nagara.control.machines import Machines, Nodes
@@ -173,10 +175,12 @@ class Control:
                     named = [(app, fleet.mounts(app)) for app in apps]
                     for app in await with_images(self._node, named):
                         await deployments.deploy(app)
+                    record = JobRecord(database, self._clock)
+                    jobs = Jobs(record, fleet.services, fleet.broken, self._clock, tasks)
                     history = History(database)
                     live = Live(fleet.services, self._telemetry, pool, history, self._clock)
                     await self._serve(
-                        *(group, deployments, fleet, node, pool, state, live, auth, ready)
+                        *(group, deployments, fleet, node, pool, state, live, auth, jobs, ready)
                     )
             except BaseExceptionGroup as errors:
                 # A fault that a person can act upon comes as itself, not as a group of one.
@@ -230,6 +234,7 @@ class Control:
         state: State,
         live: Live,
         auth: Auth,
+        jobs: Jobs,
         ready: Callable[[Ready], None],
     ) -> None:
         watch = NodeWatch(node, fleet, state, self._clock)
@@ -246,7 +251,8 @@ class Control:
             group.create_task(live.run(), name="watching"),
         ]
         tracing = group.create_task(self._telemetry.tracer.run(), name="traces")
-        gateway = Gateway(fleet.services, auth, fleet.broken, self._clock, self._telemetry)
+        gateway = Gateway(*(fleet.services, auth, fleet.broken, self._clock, self._telemetry, jobs))
+        await jobs.begin()
         figures = self._figures(fleet, pool)
         api = Api(deployments, fleet, node, state, auth, pool, figures, WatchApi(live))
         runner = _server(gateway, api, WebPage())

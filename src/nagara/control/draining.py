@@ -13,10 +13,13 @@ class Draining:
 
     def __init__(self) -> None:
         self._endpoints: dict[str, Endpoint] = {}
+        self._is_over = False
 
     async def wait(self, endpoint: Endpoint, limit_s: float) -> None:
         """Returns after the endpoint's last request, when it is cut, or after `limit_s`."""
         self._endpoints[endpoint.replica] = endpoint
+        if self._is_over:
+            endpoint.cut()
         try:
             async with asyncio.timeout(limit_s):
                 await endpoint.drained()
@@ -35,6 +38,7 @@ class Draining:
             endpoint.cut()
 
     def cut_all(self) -> None:
-        """Nothing is waited for any longer."""
+        """Nothing is waited for any longer, now or later."""
+        self._is_over = True
         for endpoint in self._endpoints.values():
             endpoint.cut()

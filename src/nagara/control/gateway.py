@@ -26,6 +26,8 @@ from nagara.control import headers as hop
 from nagara.control.app import App
 from nagara.control.auth import Auth, bearer
 from nagara.control.dispatch import Dispatcher, Grant
+from nagara.control.job_requests import answer_of, is_queued, queue
+from nagara.control.jobs import Jobs
 from nagara.control.refusal import Refusal, bad_request, not_found, unauthorised
 from nagara.control.routing import (
     Target,
@@ -93,7 +95,9 @@ class Gateway:
         broken: Callable[[str, str, str], None],
         clock: Clock,
         telemetry: Telemetry,
+        jobs: Jobs,
     ) -> None:
+        self._jobs = jobs
         self._telemetry = telemetry
         self.is_ready = True  # told at /readyz; False while control stops
         self._services = services
@@ -121,7 +125,12 @@ class Gateway:
         status = _CLIENT_WENT
         try:
             try:
-                response = await self._serve(call)
+                key = bearer(request.headers.get("Authorization"))
+                with self._auth.admitted(key, call.target.app):
+                    if is_queued(request) and not _is_websocket(request):
+                        response = await self._queue(call)
+                    else:
+                        response = await self._serve(call)
             except Refusal as refusal:
                 response = self._refused(refusal, arrived_s)
             status = response.status
@@ -131,6 +140,23 @@ class Gateway:
             self._telemetry.request_ends(call.span, call.target.app, status, total_s, call.replica)
             if _access.isEnabledFor(logging.INFO):
                 _write_access(call, path, status, total_s)
+
+    async def _queue(self, call: _Call) -> web.StreamResponse:
+        """Takes the request on for later."""
+        request = call.request
+        headers = hop.request_headers(
+            request.headers,
+            peer=request.remote or "unknown",
+            prefix=call.target.prefix,
+            is_key_ours=call.is_key_ours,
+            has_new_body=True,
+        )
+        headers.popall("Prefer", None)
+        owner = self._auth.owner(bearer(request.headers.get("Authorization")))
+        return await queue(
+            *(self._jobs, request, call.target.app, owner, call.target.path),
+            *(list(headers.items()), call.body),
+        )
 
     def _refused(self, refusal: Refusal, arrived_s: float) -> web.Response:
         waited_ms = 1000 * (self._clock.monotonic_s() - arrived_s)
@@ -150,10 +176,12 @@ class Gateway:
         is_key_ours = self._auth.knows(key)
         if not (is_key_ours or self._auth.is_open):
             raise unauthorised("the API key (Authorization: Bearer KEY)")
+        by_host = self.app_of_host(request)
+        if by_host is None and raw_path.startswith("/nagara/jobs/"):
+            return await answer_of(self._jobs, request, self._auth.owner(key))
         check_path(raw_path)
         if request.method == "CONNECT":
             raise Refusal(405, "CONNECT is not served", code="method_not_allowed")
-        by_host = self.app_of_host(request)
         if by_host is not None:
             target = Target(by_host, raw_path, "")
         else:

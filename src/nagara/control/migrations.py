@@ -49,4 +49,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE pool_machines ADD COLUMN kept_out TEXT NOT NULL DEFAULT '[]'",
     ),
     ("ALTER TABLE starts ADD COLUMN host TEXT",),
+    (
+        """CREATE TABLE jobs (
+            id TEXT PRIMARY KEY, app TEXT NOT NULL, owner TEXT NOT NULL, state TEXT NOT NULL,
+            method TEXT NOT NULL, path TEXT NOT NULL, headers TEXT NOT NULL, body BLOB NOT NULL,
+            created_s REAL NOT NULL, status INTEGER, answer_headers TEXT, answer BLOB,
+            reason TEXT, ended_s REAL)""",
+        "CREATE INDEX jobs_by_state ON jobs (state)",
+    ),
+    ("ALTER TABLE keys ADD COLUMN limits TEXT NOT NULL DEFAULT '{}'",),
 )

@@ -263,6 +263,7 @@ def statement_for(sql: str) -> str:
 
 def schema_statement(sql: str) -> str:
     """A step of the schema in PostgreSQL's words: its types, and the order of rows as `seq`."""
+    sql = re.sub(r"\bBLOB\b", "BYTEA", sql)
     sql = re.sub(r"\bREAL\b", "DOUBLE PRECISION", re.sub(r"\bINTEGER\b", "BIGINT", sql))
     if sql.startswith("CREATE TABLE"):
         return f"{sql.rstrip().removesuffix(')')}, seq BIGSERIAL)"

@@ -6,9 +6,12 @@ requests until their time is over. Runs once an hour, and at the beginning; one 
 """
 
 import logging
+from functools import partial
 
 from nagara.base.clock import Clock
 from nagara.control.errors import ControlError
+from nagara.control.job_record import forget_old_jobs
+from nagara.control.jobs import KEPT_S
 from nagara.control.sql import Database, Sql
 
 EVERY_S = 3600.0
@@ -48,6 +51,8 @@ class Retention:
         while True:
             try:
                 await self._database.run(forget)
+                before_s = self._clock.wall_s() - KEPT_S
+                await self._database.run(partial(forget_old_jobs, before_s=before_s))
             except ControlError as error:  # it is tried again
                 _log.warning("old history was not removed: %s", error)
             await self._clock.sleep(EVERY_S)

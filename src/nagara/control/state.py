@@ -16,13 +16,15 @@ from nagara.contract.replica import CaptureReport, Lease
 from nagara.control.app import App
 from nagara.control.app_document import from_document, to_document
 from nagara.control.errors import ControlError
+from nagara.control.key_limits import NO_LIMITS, KeyLimits, limits_of
 from nagara.control.sql import Database, Row, Sql, put
 
 _log = logging.getLogger(__name__)
 
 _ADD_VERSION = """INSERT INTO versions
     (tenant, app, version, definition, document, deployed_s) VALUES (?, ?, ?, ?, ?, ?)"""
-_ADD_KEY = "INSERT INTO keys (id, tenant, name, sha256, created_s) VALUES (?, ?, ?, ?, ?)"
+_ADD_KEY = """INSERT INTO keys (id, tenant, name, sha256, created_s, limits)
+    VALUES (?, ?, ?, ?, ?, ?)"""
 _PUT_APP = put("apps", ("tenant", "app"), ("tenant", "app", "version"))
 _PUT_REPLICA = put(
     "replicas", ("replica",),
@@ -94,6 +96,7 @@ class KeyRecord:
     name: str
     sha256: str
     created_s: float
+    limits: KeyLimits = NO_LIMITS
 
 
 class State:
@@ -307,7 +310,8 @@ class State:
 
     async def add_key(self, key: KeyRecord) -> None:
         """Records an API key by its hash."""
-        values = (key.id, key.tenant, key.name, key.sha256, key.created_s)
+        limits = json.dumps(key.limits.document())
+        values = (key.id, key.tenant, key.name, key.sha256, key.created_s, limits)
         await self._database.run(lambda db: db.execute(_ADD_KEY, values))
 
     async def keys(self) -> list[KeyRecord]:
@@ -315,7 +319,8 @@ class State:
 
         def act(db: Sql) -> list[KeyRecord]:
             return [
-                KeyRecord(**dict(row)) for row in db.execute("SELECT * FROM keys ORDER BY rowid")
+                KeyRecord(**{**dict(row), "limits": limits_of(json.loads(row["limits"]))})
+                for row in db.execute("SELECT * FROM keys ORDER BY rowid")
             ]
 
         return await self._database.run(act)

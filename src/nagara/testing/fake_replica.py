@@ -61,15 +61,17 @@ class FakeReplica:
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.0
         )
-        await self._runner.setup()
-        # Cut short in its last step, the loop's server would listen on and belong to nobody.
-        starting = asyncio.ensure_future(web.TCPSite(self._runner, "127.0.0.1", 0).start())
+        # Cancelled in the middle, the loop would lose sight of a port that it listens on already.
+        listening = asyncio.ensure_future(self._listen(self._runner))
         try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            await starting
-            raise
+            await asyncio.shield(listening)
+        finally:
+            await asyncio.wait((listening,))
         self.port = self._runner.addresses[0][1]
+
+    async def _listen(self, runner: web.AppRunner) -> None:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
 
     async def end(self) -> None:
         """Closes the port and every connection at once, as a process that is killed."""
