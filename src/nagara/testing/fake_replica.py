@@ -58,8 +58,9 @@ class FakeReplica:
         app.router.add_get("/exit", self._exit)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._chat)
+        # The shortest time-out there is: 0 would be none at all.
         self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.0
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01
         )
         # Cancelled in the middle, the loop would lose sight of a port that it listens on already.
         listening = asyncio.ensure_future(self._listen(self._runner))
