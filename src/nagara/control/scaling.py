@@ -48,6 +48,8 @@ class Scaling:
                 service.warm = scheduled(service.app.schedule, at)
             if not service.is_asleep:
                 self._scale(service, now_s)
+        # A free slot may have been kept for an app that has not come back for it.
+        self._fleet.hand_on()
         self._fleet.captures.tick()
         self._decided_s.add(seconds=time.perf_counter() - begun_s)
 
