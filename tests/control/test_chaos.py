@@ -83,9 +83,9 @@ async def test_failures_are_honest_and_nothing_leaks(
     is_over = asyncio.Event()
     clients = [asyncio.create_task(_client(stand, seed * 100 + n, seen, is_over)) for n in range(6)]
     await _disturb(stand, seed, text)
+    await until(lambda: seen["ok"] > 50)
     is_over.set()
     await asyncio.gather(*clients)
-    assert seen["ok"] > 50, seen
 
     async def is_quiet() -> bool:
         apps = (await stand.admin("GET", "/api/apps"))["apps"]
