@@ -210,5 +210,10 @@ def test_an_image_is_brought_at_deployment_and_the_version_names_its_tree(
     assert len(node.live) == 1  # the same tree: its replicas stay
     node.images["dir:/srv/app"] = "second.1"
     assert nagara("deploy", str(file)).exit_code == 0
-    assert call(state, "smol") == 200
-    assert [each.order.spec.image_index for each in node.live.values()][-1] == "second.1"
+    give_up_s = time.monotonic() + 30
+    while time.monotonic() < give_up_s:  # the old one answers until a new one is ready
+        assert call(state, "smol") == 200
+        if [each.order.spec.image_index for each in node.live.values()][-1:] == ["second.1"]:
+            return
+        time.sleep(0.01)
+    raise TimeoutError("the new version does not come")

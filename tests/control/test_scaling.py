@@ -66,8 +66,12 @@ async def test_scale_out_follows_held_requests_and_goes_back_slowly(
         return bool((await stand.app())["held"] == 4)
 
     await until(are_held)
-    await stand.clock.advance(4)
-    await until(lambda: len(stand.node.live) == 4)
+
+    async def are_ready() -> bool:
+        await stand.clock.advance(1)
+        return len(stand.node.live) == 4
+
+    await until(are_ready)
     for replica in list(stand.node.live.values()):
         replica.let_go()
     assert {status for status, _ in await asyncio.gather(*requests)} == {200}

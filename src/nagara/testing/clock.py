@@ -4,6 +4,8 @@ import asyncio
 import heapq
 import itertools
 
+_THREADS_MS = 500  # then a thread counts as one that waits for something itself
+
 
 class JumpingClock:
     """A `Clock` whose time passes only in `advance` and `jump_wall`.
@@ -71,3 +73,17 @@ class JumpingClock:
         for _ in range(5):
             await asyncio.sleep(0)
         await asyncio.sleep(0.001)
+        for _ in range(_THREADS_MS):
+            if not _threads_are_working():
+                return
+            await asyncio.sleep(0.001)
+
+
+def _threads_are_working() -> bool:
+    """Whether a task waits for what a thread does: known by what asyncio hangs on its future."""
+    for task in asyncio.all_tasks():
+        waited_for = getattr(task, "_fut_waiter", None)
+        for callback, _ in getattr(waited_for, "_callbacks", None) or ():
+            if getattr(callback, "__qualname__", "").startswith("_chain_future"):
+                return True
+    return False
