@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -45,6 +46,11 @@ def test_top_prints_once_where_no_terminal_is(stand: PageStand) -> None:
     assert [app["name"] for app in document["apps"]] == ["smol", "bad"]
 
 
+def _heed_interrupts() -> None:
+    """As from a terminal: what a shell has started in the background ignores them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_top_is_live_on_a_terminal_and_ends_with_ctrl_c(stand: PageStand) -> None:
     stand.deploy(app_text("first"))
     parent, child = pty.openpty()
@@ -52,6 +58,7 @@ def test_top_is_live_on_a_terminal_and_ends_with_ctrl_c(stand: PageStand) -> Non
     process = subprocess.Popen(
         [*NAGARA, "--state", str(stand.folder), "top"],
         stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True,
+        preexec_fn=_heed_interrupts,
     )  # fmt: skip
     os.close(child)
     said = b""
@@ -71,7 +78,7 @@ def test_top_is_live_on_a_terminal_and_ends_with_ctrl_c(stand: PageStand) -> Non
         until(lambda: has(b"first"))
         stand.deploy(app_text("second"))
         until(lambda: has(b"second"))
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         until(has_ended)
         assert process.returncode == 130
     finally:
