@@ -274,7 +274,7 @@ class Client:
     async def _work(self, session: aiohttp.ClientSession, id_: str) -> dict[str, Any]:
         body = self._chance.randbytes(self._chance.choice([10, 10_000, 300_000]))
         expected = {"id": id_, "sha256": hashlib.sha256(body).hexdigest()}
-        async with session.post(f"/chaos/work/{id_}", data=body) as answer:
+        async with session.post(f"/chaos/deed/{id_}", data=body) as answer:
             if answer.status != 200:
                 return await _refused(answer)
             return {"status": 200, "is_right": await answer.json() == expected}

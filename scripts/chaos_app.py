@@ -5,7 +5,7 @@ the code that acts, `end` when all of its answer was handed over. Runs inside re
 
     GET  /canary        the same answer each time
     GET  /read/ID       "read ID"
-    POST /work/ID       {"id", "sha256" of the body}; not to be done twice
+    POST /deed/ID       {"id", "sha256" of the body}; not to be done twice
     GET  /stream/ID     ten server-sent events, then one that says "end"
     GET  /ws/ID         WebSocket: each message comes back with ID before it
 """
@@ -69,7 +69,7 @@ def main() -> None:
     app = web.Application(client_max_size=2**24)
     app.router.add_get("/canary", canary)
     app.router.add_get("/read/{id}", read)
-    app.router.add_post("/work/{id}", work)
+    app.router.add_post("/deed/{id}", work)
     app.router.add_get("/stream/{id}", stream)
     app.router.add_get("/ws/{id}", talk)
     web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), access_log=None, print=None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from page_stand import app_text
 
 from nagara.base.clock import Clock, SystemClock
 from nagara.contract.replica import ModelMount
@@ -15,13 +16,6 @@ from nagara.control.control import Control, Ready
 from nagara.testing.fake_node import FakeNode
 from nagara.testing.fake_replica import FakeReplica
 from nagara.testing.pools import a_machine
-
-
-def app_text(name: str = "smol", **keys: str) -> str:
-    """An app file; keys are TOML values as text."""
-    table = {"image": '"host"', "command": '["serve", "${PORT}"]', **keys}
-    lines = "\n".join(f"{key} = {value}" for key, value in table.items())
-    return f"[app.{name}]\n{lines}\n"
 
 
 class Stand:

@@ -34,7 +34,8 @@ def browser_program() -> str | None:
     return next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
-def app_text(name: str, **keys: str) -> str:
+def app_text(name: str = "smol", **keys: str) -> str:
+    """An app file; keys are TOML values as text."""
     table = {"image": '"host"', "command": '["serve", "${PORT}"]', **keys}
     lines = "\n".join(f"{key} = {value}" for key, value in table.items())
     return f"[app.{name}]\n{lines}\n"

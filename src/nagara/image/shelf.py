@@ -33,13 +33,13 @@ from nagara.image.prefetch import boot_id, check_complete
 from nagara.image.recorder import Touch
 from nagara.image.tracing import with_recording
 from nagara.image.tree import INLINE_LIMIT_BYTES, Node, new_folder, walk
+from nagara.store.collecting import BrokenRootError, alive_in_local
 from nagara.store.errors import AbsentError, CorruptError, StoreError
 from nagara.store.hashing import Hashed
 from nagara.store.local import LocalTier
 from nagara.store.names import ObjectName, name_bytes, pack_names, parse_name
 from nagara.store.roots import (
     Root,
-    list_roots,
     read_list,
     read_root,
     remove_root,
@@ -326,27 +326,13 @@ class Shelf:
     def _discard(self, names: Iterable[str]) -> None:
         """Removes objects that nothing needs; none where that cannot be known."""
         try:
-            alive = self._alive()
-        except CorruptError as error:
+            alive = alive_in_local(self.local)
+        except (BrokenRootError, CorruptError) as error:
             _log.warning("left to the collection: %s", error)
             return
         for name in names:
             if name not in alive:
                 self.local.discard(parse_name(name))
-
-    def _alive(self) -> set[str]:
-        """What roots and pins keep. Raises `CorruptError` when that is not known."""
-        local = self.local
-        lists = [(str(each), root.name) for root in list_roots(local) for each in root.lists]
-        pins = local.folder.ledger.pins()
-        lists += [(pin.list, pin.holder) for pin in pins if pin.tenant == local.tenant]
-        alive: set[str] = set()
-        for listing, owner in lists:
-            found = local.listed(listing)
-            if found is None:
-                raise CorruptError("what it needs is not known: nothing is removed", where=owner)
-            alive |= found
-        return alive
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

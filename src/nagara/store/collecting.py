@@ -38,14 +38,7 @@ def collect_local(
 
     Pins count as references. Raises `BrokenRootError` before anything is removed.
     """
-    ledger = local.folder.ledger
-    alive: set[str] = set()
-    for root in list_roots(local):
-        for name in root.lists:
-            alive |= _listed(local, str(name), f"{root.kind}/{root.name}")
-    for pin in ledger.pins():
-        if pin.tenant == local.tenant:
-            alive |= _listed(local, pin.list, pin.holder)
+    ledger, alive = local.folder.ledger, alive_in_local(local)
     limit_s = time.time() - grace_s
     kept = removed = removed_bytes = 0
     for found, space, used_s in list(ledger.names(local.tenant)):
@@ -56,6 +49,18 @@ def collect_local(
         if not is_dry:
             local.discard(parse_name(found))
     return Collection(kept, removed, removed_bytes)
+
+
+def alive_in_local(local: LocalTier) -> set[str]:
+    """What roots and pins of one tenant's part keep. Raises `BrokenRootError`, `CorruptError`."""
+    alive: set[str] = set()
+    for root in list_roots(local):
+        for name in root.lists:
+            alive |= _listed(local, str(name), f"{root.kind}/{root.name}")
+    for pin in local.folder.ledger.pins():
+        if pin.tenant == local.tenant:
+            alive |= _listed(local, pin.list, pin.holder)
+    return alive
 
 
 def _listed(local: LocalTier, list_name: str, owner: str) -> frozenset[str]:
