@@ -11,7 +11,7 @@ from pathlib import Path
 from nagara import __version__
 from nagara.base.errors import UsageError
 from nagara.base.units import format_bytes
-from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec
+from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec, SnapshotStatus
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.far_snapshots import FarSnapshots
@@ -20,6 +20,7 @@ from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_hooks import before_snapshot
 from nagara.node.runtime import Running
+from nagara.node.saved_snapshots import statuses
 from nagara.node.snapshot_images import SnapshotImages
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.sockets_open import open_connections
@@ -35,6 +36,7 @@ from nagara.snapshot.vector_use import users_of_avx512
 from nagara.store.errors import StoreError
 
 _QUIET_S = 10.0
+_TOLD = 1000  # of all snapshots: they must fit into one message
 
 _log = logging.getLogger(__name__)
 
@@ -291,6 +293,12 @@ class NodeSnapshots:
         """Removes the app's snapshots."""
         for name in await in_thread(self._catalog.forget_app, tenant, app):
             await self._layers.unmount(name)
+
+    def statuses(self) -> tuple[SnapshotStatus, ...]:
+        """The newest of what is saved here. Blocking."""
+        found = [status for _, status in statuses(self._catalog, self._facts)]
+        found.sort(key=lambda status: status.created_at_s, reverse=True)
+        return tuple(found[:_TOLD])
 
     def clear_staging(self) -> None:
         """Ends and removes what captures of an earlier process have left. Blocking."""

@@ -10,6 +10,7 @@ import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from nagara.base.clock import Clock, SystemClock
 from nagara.contract.node import (
@@ -27,6 +28,8 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    SnapshotState,
+    SnapshotStatus,
     StartKind,
     StartOrder,
     StartReport,
@@ -39,7 +42,8 @@ class Script:
     """How one app behaves on the fake node. Seconds are the clock's.
 
     `failures` are reasons of starts that fail, taken from the front; `always_fails` is a reason
-    for every start. `capture_failures` likewise for captures.
+    for every start. `capture_failures` likewise for captures, `failed_restores` for starts that
+    are plain though there is a snapshot.
     """
 
     plain_s: float = 0.0
@@ -48,7 +52,14 @@ class Script:
     failures: list[str] = field(default_factory=list)
     always_fails: str | None = None
     capture_failures: list[str] = field(default_factory=list)
+    failed_restores: list[str] = field(default_factory=list)
     can_snapshot: bool = False
+
+
+_SAVED: dict[str, Any] = {
+    "cpu_flags": ("avx2", "fma", "sse4_2"), "memory_bytes": 1000, "layer_bytes": 10,
+    "stored_bytes": 900, "shared_bytes": 100,
+}  # fmt: skip
 
 
 class FakeNode:
@@ -107,7 +118,9 @@ class FakeNode:
         spec = order.spec
         script = self.scripts[spec.app]
         has_snapshot = spec.snapshot and _key(spec) in self._snapshots
-        seconds = script.restored_s if has_snapshot else script.plain_s
+        fallback = script.failed_restores.pop(0) if script.failed_restores else None
+        is_restored = has_snapshot and fallback is None
+        seconds = script.restored_s if is_restored else script.plain_s
         begun_s = self._clock.monotonic_s()
         replica = await self._boot(order, seconds)
         reason = self._failure(spec, script)
@@ -118,13 +131,15 @@ class FakeNode:
         self.started.append(order.replica)
         self.live[order.replica] = replica
         self.most_live = max(self.most_live, len(self.live))
-        stage = "host" if has_snapshot else "device"
+        stage = "host" if is_restored else "device"
         return StartReport(
             replica=order.replica,
-            kind=StartKind.RESTORED if has_snapshot else StartKind.PLAIN,
+            kind=StartKind.RESTORED if is_restored else StartKind.PLAIN,
             stages={"files": 0.0, stage: seconds},
             elapsed_s=self._clock.monotonic_s() - begun_s,
-            snapshot="fake-snapshot" if has_snapshot else None,
+            snapshot="fake-snapshot" if is_restored else None,
+            fallback=fallback,
+            failed_snapshot=None if fallback is None else "fake-snapshot",
             files=self.files,
             capture_wanted=spec.snapshot and script.can_snapshot and not has_snapshot,
         )
@@ -194,6 +209,17 @@ class FakeNode:
         if text is None:
             raise ReplicaGoneError("no log of such a replica is kept", where=replica)
         return text[-tail_bytes:]
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        """One for each app that was captured."""
+        self._reach()
+        return tuple(
+            SnapshotStatus(
+                *("fake", tenant, app, "fake-snapshot", definition, SnapshotState.GOOD),
+                **_SAVED, created_at_s=self._clock.wall_s(),
+            )
+            for tenant, app, definition in sorted(self._snapshots)
+        )  # fmt: skip
 
     async def forget_app(self, tenant: str, app: str) -> None:
         """Removes the app's snapshots."""
