@@ -84,6 +84,12 @@ def test_plain_and_restored_starts_are_compared_with_their_bytes_and_tiers(
         )
         assert widths[0] == 100
         assert widths[1] < widths[0]
+        filled = page.eval_on_selector_all(
+            ".compare .stack",
+            "all => all.map((bar) => [...bar.children].reduce("
+            "(sum, part) => sum + part.offsetWidth, 0) / bar.clientWidth)",
+        )
+        assert all(share > 0.9 for share in filled)  # also a bar of less than a second
         page.hover(".compare .seg.files >> nth=0")
         shown = page.inner_text("#tip")
         assert "900 objects, 212 MB" in shown
@@ -103,7 +109,7 @@ def test_a_snapshot_is_shown_with_its_needs_uses_and_failures(
     until(lambda: bool(stand.node.captured))
     page = open_page(stand, "/#/snapshots")
     page.wait_for_selector("tr[data-snapshot] >> text=good")
-    page.wait_for_selector("section:has-text('Apps without one') >> text=other not yet")
+    page.wait_for_selector("section:has-text('Apps without a usable one') >> text=other not yet")
     script.failed_restores = ["the canary failed"]
     for _ in range(3):  # the first one is plain
         stand.client.fold("smol")

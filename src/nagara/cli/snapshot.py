@@ -17,12 +17,11 @@ from nagara.base.units import format_bytes
 from nagara.cli.opened_store import opened_catalog
 from nagara.cli.settings import Settings
 from nagara.cli.snapshot_moving import COMMANDS, json_option
-from nagara.contract.replica import SnapshotStatus
 from nagara.control.client import connect
 from nagara.control.errors import ControlError
-from nagara.node.saved_snapshots import statuses
 from nagara.snapshot import hooks as hook_module
-from nagara.snapshot.catalog import Catalog, Listed, Snapshot
+from nagara.snapshot.catalog import Catalog, Snapshot
+from nagara.snapshot.condition import Condition, conditions
 
 _STATES = {"unknown": "not yet", "wanted": "waiting", "running": "being made"}
 
@@ -86,36 +85,34 @@ def hooks() -> None:
 def _saved(settings: Settings, *, with_needs: bool = False) -> list[dict[str, Any]]:
     """The published snapshots of this machine."""
     with opened_catalog(settings) as catalog:
-        found = statuses(catalog)
-        return [_row(catalog, listed, status, with_needs) for listed, status in found]
+        return [_row(catalog, one, with_needs) for one in conditions(catalog)]
 
 
-def _row(
-    catalog: Catalog, listed: Listed, status: SnapshotStatus, with_needs: bool
-) -> dict[str, Any]:
+def _row(catalog: Catalog, condition: Condition, with_needs: bool) -> dict[str, Any]:
     """What is told of one snapshot."""
-    row: dict[str, Any] = {"app": status.app, "tenant": status.tenant, "snapshot": status.snapshot}
-    row |= {"state": status.state.value, "reasons": list(status.reasons)}
+    listed = condition.listed
+    row: dict[str, Any] = {"app": listed.app, "tenant": listed.tenant, "snapshot": listed.name}
+    row |= {"state": condition.state.value, "reasons": list(condition.reasons)}
     if (snapshot := listed.snapshot) is None:
         return row
     record = snapshot.record
     row |= {
-        "here_bytes": status.here_bytes,
-        "size_bytes": status.memory_bytes + status.layer_bytes,
-        "created_at_s": status.created_at_s,
+        "here_bytes": condition.here_bytes,
+        "size_bytes": record.memory_bytes + record.layer_bytes,
+        "created_at_s": record.created_at_s,
     }
     if with_needs:
         row |= {
-            "stored_bytes": status.stored_bytes,
-            "shared_bytes": status.shared_bytes,
-            "memory_bytes": status.memory_bytes,
-            "layer_bytes": status.layer_bytes,
-            "key": status.key,
+            "stored_bytes": condition.share.stored_bytes,
+            "shared_bytes": condition.share.shared_bytes,
+            "memory_bytes": record.memory_bytes,
+            "layer_bytes": record.layer_bytes,
+            "key": record.key,
             "canary_answer": record.canary_answer,
             "machine_files": len(record.host_files),
             "sealed": record.sealed_by is not None,
-            "reach": "wide" if status.is_wide else "same",
-            "cpu_flags": list(status.cpu_flags),
+            "reach": "wide" if record.variant.is_levelled else "same",
+            "cpu_flags": sorted(record.variant.cpu_flags),
             "image": str(snapshot.image.index),
             "objects": _objects(catalog, snapshot),
         }

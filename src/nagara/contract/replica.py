@@ -246,20 +246,11 @@ class CaptureReport:
     elapsed_s: float = 0.0
 
 
-class SnapshotState(StrEnum):
-    """How it stands with a snapshot on one machine."""
-
-    GOOD = "good"
-    PARTLY_HERE = "partly here"  # the rest comes from other tiers when it is needed
-    STALE = "stale"  # a file of the machine that it stems from has changed
-    IN_QUARANTINE = "in quarantine"  # it failed by its own fault too often
-    DAMAGED = "damaged"  # its description cannot be read
-
-
 @dataclass(frozen=True, slots=True)
 class SnapshotStatus:
     """One snapshot as a machine sees it: one variant of what is saved under an app's key.
 
+    `state` is "good", "partly here", "stale", "in quarantine" or "damaged".
     `cpu_flags` is what a host must offer to restore it; `misfit` says why this machine does not.
     `failures` are the restores in a row that failed by its fault.
     """
@@ -269,7 +260,7 @@ class SnapshotStatus:
     app: str
     snapshot: str
     key: str
-    state: SnapshotState
+    state: str
     cpu_flags: tuple[str, ...] = ()
     is_wide: bool = False  # made to need less than the CPU it was made on has
     misfit: str | None = None

@@ -114,6 +114,9 @@ class Share:
     shared_bytes: int = 0
 
 
+NOTHING = Share()
+
+
 class Shelf:
     """The images of one kind of one tenant."""
 
@@ -299,6 +302,15 @@ class Shelf:
             name: Share(_sum_bytes(mine), _sum_bytes(each for each in mine if users[each] > 1))
             for name, mine in needed.items()
         }
+
+    def here_bytes(self, image: Image) -> int | None:
+        """How much of an image is on this machine; None: all of it."""
+        listed = self.local.listed(str(image.list))
+        if listed is None:
+            return 0
+        names = [parse_name(name) for name in listed]
+        here = [name for name in names if self.local.has(name)]
+        return None if len(here) == len(names) else sum(name.size for name in here)
 
     def paths(self, image: Image) -> dict[ObjectName, str]:
         """Where each object lies in the image; the first place of several."""

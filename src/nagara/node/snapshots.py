@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import logging
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_hooks import before_snapshot
 from nagara.node.runtime import Running
-from nagara.node.saved_snapshots import statuses
 from nagara.node.snapshot_images import SnapshotImages
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.sockets_open import open_connections
 from nagara.snapshot.canary import CanaryError, Question, agree
 from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import MEMORY, Catalog, Snapshot, SnapshotRecord, snapshot_from
+from nagara.snapshot.condition import Condition, conditions
 from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.levelling import LEVEL, levelled_variant
@@ -296,7 +297,7 @@ class NodeSnapshots:
 
     def statuses(self) -> tuple[SnapshotStatus, ...]:
         """The newest of what is saved here. Blocking."""
-        found = [status for _, status in statuses(self._catalog, self._facts)]
+        found = [_status(one, self._facts) for one in conditions(self._catalog)]
         found.sort(key=lambda status: status.created_at_s, reverse=True)
         return tuple(found[:_TOLD])
 
@@ -330,6 +331,36 @@ def _keeps_to_the_level(running: Running, app: str) -> bool:
 
 def _variant(facts: HostFacts, saved: Saved) -> Variant:
     return levelled_variant(facts) if saved.is_levelled else Variant.of_host(facts)
+
+
+def _status(condition: Condition, facts: HostFacts) -> SnapshotStatus:
+    """What is told of a snapshot; of a damaged one, only whose it is."""
+    listed, share = condition.listed, condition.share
+    status = SnapshotStatus(
+        machine=socket.gethostname(),
+        tenant=listed.tenant,
+        app=listed.app,
+        snapshot=listed.name,
+        key=listed.key,
+        state=condition.state.value,
+        stored_bytes=share.stored_bytes,
+        shared_bytes=share.shared_bytes,
+        here_bytes=condition.here_bytes,
+        failures=condition.failures,
+        reasons=condition.reasons,
+    )
+    if listed.snapshot is None:
+        return status
+    record = listed.snapshot.record
+    return dataclasses.replace(
+        status,
+        cpu_flags=tuple(sorted(record.variant.cpu_flags)),
+        is_wide=record.variant.is_levelled,
+        misfit=record.variant.misfit(facts),
+        memory_bytes=record.memory_bytes,
+        layer_bytes=record.layer_bytes,
+        created_at_s=record.created_at_s,
+    )
 
 
 def _none_yet(in_quarantine: int) -> NoSnapshot:

@@ -10,7 +10,6 @@ import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from nagara.base.clock import Clock, SystemClock
 from nagara.contract.node import (
@@ -28,7 +27,6 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
-    SnapshotState,
     SnapshotStatus,
     StartKind,
     StartOrder,
@@ -54,12 +52,8 @@ class Script:
     capture_failures: list[str] = field(default_factory=list)
     failed_restores: list[str] = field(default_factory=list)
     can_snapshot: bool = False
-
-
-_SAVED: dict[str, Any] = {
-    "cpu_flags": ("avx2", "fma", "sse4_2"), "memory_bytes": 1000, "layer_bytes": 10,
-    "stored_bytes": 900, "shared_bytes": 100,
-}  # fmt: skip
+    snapshot_bytes: int = 1000
+    quarantined: str | None = None  # why its snapshot is
 
 
 class FakeNode:
@@ -91,7 +85,7 @@ class FakeNode:
         self.files: FilesReport | None = None  # of every start
         self._clock = clock or SystemClock()
         self._fails = fails or (lambda spec: None)
-        self._snapshots: set[tuple[str, str, str]] = set()
+        self._snapshots: dict[tuple[str, str, str], float] = {}  # when they were made
         self._logs: dict[str, bytes] = {}
         self._ended: dict[str, ReplicaStatus] = {}
         self._listeners: list[asyncio.Queue[ReplicaStatus]] = []
@@ -117,7 +111,7 @@ class FakeNode:
         self._reach()
         spec = order.spec
         script = self.scripts[spec.app]
-        has_snapshot = spec.snapshot and _key(spec) in self._snapshots
+        has_snapshot = spec.snapshot and not script.quarantined and _key(spec) in self._snapshots
         fallback = script.failed_restores.pop(0) if script.failed_restores else None
         is_restored = has_snapshot and fallback is None
         seconds = script.restored_s if is_restored else script.plain_s
@@ -155,9 +149,12 @@ class FakeNode:
             raise
         if script.capture_failures:
             return CaptureReport(snapshot=None, reason=script.capture_failures.pop(0))
-        self._snapshots.add(_key(order.spec))
+        self._snapshots[_key(order.spec)] = self._clock.wall_s()
         self.captured.append(order.replica)
-        return CaptureReport("fake-snapshot", None, 1000, 10, script.capture_s)
+        return CaptureReport(
+            "fake-snapshot", None, script.snapshot_bytes, script.snapshot_bytes // 100,
+            script.capture_s,
+        )  # fmt: skip
 
     async def stop(self, replica: str, *, grace_s: float = 10.0) -> None:
         """Ends a replica; its connections are closed."""
@@ -213,19 +210,31 @@ class FakeNode:
     async def snapshots(self) -> tuple[SnapshotStatus, ...]:
         """One for each app that was captured."""
         self._reach()
-        return tuple(
-            SnapshotStatus(
-                *("fake", tenant, app, "fake-snapshot", definition, SnapshotState.GOOD),
-                **_SAVED, created_at_s=self._clock.wall_s(),
-            )
-            for tenant, app, definition in sorted(self._snapshots)
-        )  # fmt: skip
+        return tuple(self._saved(*key, at_s) for key, at_s in sorted(self._snapshots.items()))
+
+    def _saved(self, tenant: str, app: str, definition: str, at_s: float) -> SnapshotStatus:
+        script = self.scripts[app]
+        why, size_bytes = script.quarantined, script.snapshot_bytes
+        return SnapshotStatus(
+            *("fake", tenant, app, "fake-snapshot", definition),
+            "in quarantine" if why else "good",
+            cpu_flags=("avx2", "fma", "sse4_2"),
+            memory_bytes=size_bytes,
+            layer_bytes=size_bytes // 100,
+            stored_bytes=size_bytes * 9 // 10,
+            shared_bytes=size_bytes // 10,
+            created_at_s=at_s,
+            failures=2 if why else 0,
+            reasons=(f"failed: {why}",) if why else (),
+        )
 
     async def forget_app(self, tenant: str, app: str) -> None:
         """Removes the app's snapshots."""
         self._reach()
         self.forgotten.append((tenant, app))
-        self._snapshots = {key for key in self._snapshots if key[:2] != (tenant, app)}
+        self._snapshots = {
+            key: at_s for key, at_s in self._snapshots.items() if key[:2] != (tenant, app)
+        }
 
     # -- what a test does to it ------------------------------------------------------------
 

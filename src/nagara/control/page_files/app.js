@@ -7,6 +7,7 @@ import { savedRows, savedTable, triedRows, triedTable, whenChanged } from "./sna
 import { StartList, legend, stack, starting } from "./starts.js";
 
 const LOG_BYTES = 65536;
+const FIRST_STARTS = 12;
 const LOG_EVERY_MS = 2000;
 
 /** The latest plain start and the latest restored one, on one scale. */
@@ -39,6 +40,8 @@ export function appView(main, name) {
   const log = h("pre", { tabindex: "0", role: "region", "aria-label": `log of ${name}` }, "No log is kept.");
   const choice = h("select", { "aria-label": "Replica", on: { change: () => readLog() } }, h("option", { value: "" }, "newest replica"));
   const whose = h("span", { class: "quiet small" });
+  const more = h("button", { type: "button", on: { click: () => { all = true; draw(); } } });
+  let all = false;
   let starts = [];
   let seen = "";
   let is_gone = false;
@@ -47,7 +50,7 @@ export function appView(main, name) {
   main.append(h("p", { class: "small" }, h("a", { href: "#/" }, "← all apps")), title,
     h("section", { class: "card" }, h("div", { class: "bar-line" }, state), figures, remark),
     h("section", { class: "card" }, h("h2", null, "Where the time of a start goes"), compare),
-    h("section", { class: "card" }, h("h2", null, "Starts"), list.node),
+    h("section", { class: "card" }, h("h2", null, "Starts"), list.node, more),
     h("section", { class: "card" }, h("h2", null, "Replicas"), table(["replica", "state", "for", "slot", "since", "reason"], replicas)),
     h("section", { class: "card" }, h("h2", null, "Snapshots"), savedTable(saved, false), h("h2", { class: "next" }, "Attempts to make one"), triedTable(tried, false)),
     h("section", { class: "card" }, h("div", { class: "bar-line" }, h("h2", null, "Log"), choice, whose), log));
@@ -113,7 +116,9 @@ export function appView(main, name) {
     remark.textContent = printable(said);
     remark.hidden = !said;
     put(compare, comparison(starts));
-    list.show(starts, starting(name));
+    list.show(all ? starts : starts.slice(0, FIRST_STARTS), starting(name));
+    more.hidden = all || starts.length <= FIRST_STARTS;
+    more.textContent = `Show all ${starts.length}`;
     const news = `${app.ready} ${app.starting} ${app.draining} ${app.stopping} ${app.capture} ${app.failures}`;
     changes.look();
     if (news !== seen || what === "starts") { seen = news; readStarts().catch(() => {}); }

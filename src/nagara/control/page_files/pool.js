@@ -1,7 +1,7 @@
 // The pool: its level against its target and why, its machines, their health.
 
 import { chart } from "./chart.js";
-import { explain, h, number, put, seconds as seconds_ } from "./dom.js";
+import { h, number, put, seconds as seconds_, stackedBar } from "./dom.js";
 import { document_, world } from "./live.js";
 
 const NAMES = { level: "free now", target: "wanted free", leased: "leased", ready: "machines ready",
@@ -25,7 +25,8 @@ function running(machine) {
 function countUp(body) {
   for (const node of body.querySelectorAll("[data-since]")) {
     const kind = node.textContent.split(" ")[0];
-    node.textContent = `${kind} checks are running, ${seconds_(Math.max(0, Date.now() / 1000 - Number(node.dataset.since)))}`;
+    const since_s = Math.max(0, Date.now() / 1000 - Number(node.dataset.since));
+    node.textContent = `${kind} checks are running, ${Math.round(since_s)} s`;
   }
 }
 
@@ -55,12 +56,8 @@ function useBar(seconds) {
   const total = uses.reduce((sum, [, value]) => sum + value, 0);
   if (!total) return h("span", { class: "quiet" }, "nothing was reserved yet");
   const said = uses.map(([use, value]) => `${use} ${Math.round((100 * value) / total)} %`);
-  const bar = h("div", { class: "stack", role: "img", "aria-label": said.join(", ") });
-  for (const [use, value] of uses) {
-    const part = h("div", { class: `seg use-${use}`, style: { "flex-grow": String(value), "flex-basis": "0" } });
-    bar.append(explain(part, () => `${use}: ${seconds_(value)} (${Math.round((100 * value) / total)} %)`));
-  }
-  return bar;
+  return stackedBar(uses.map(([use, value]) =>
+    [`use-${use}`, value, () => `${use}: ${seconds_(value)} (${Math.round((100 * value) / total)} %)`]), said.join(", "));
 }
 
 function percent(share) { return share === null ? "–" : `${(100 * share).toFixed(1)} %`; }
@@ -72,7 +69,7 @@ function shares(pool, usage) {
   const apps = Object.entries(usage.apps).sort(([, a], [, b]) => sum(b.seconds) - sum(a.seconds)).slice(0, MOST_APPS);
   const all = sum(usage.all.seconds);
   const told = (use) => (all ? `${use.replace("_", "-")} ${percent(usage.all.seconds[use] / all)}` : use.replace("_", "-"));
-  return [...lines, h("div", { class: "keys" }, uses.map((use) => h("span", { class: `key use-${use}` }, told(use)))),
+  return [...lines, h("div", { class: "keys above" }, uses.map((use) => h("span", { class: `key use-${use}` }, told(use)))),
     h("div", { class: "compare" }, [["all apps", usage.all], ...apps].flatMap(([name, one]) =>
       [h("span", { class: "small" }, name), useBar(one.seconds), h("strong", null, percent(one.allocation_utilisation))]))];
 }

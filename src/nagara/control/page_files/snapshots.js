@@ -46,7 +46,7 @@ function savedRow(one, withApp) {
   const failed = one.failed_restores ? h("span", { class: "bad" }, one.failed_restores) : "0";
   const readable = one.state !== "damaged";
   return h("tr", { "data-snapshot": one.snapshot }, withApp ? appCell(one.app) : null, h("td", null, one.snapshot),
-    h("td", null, h("span", { class: `pill ${state}` }, one.state)), h("td", null, readable ? needs(one) : ""),
+    h("td", null, h("span", { class: `pill ${state}` }, one.state)), h("td", { class: "needs" }, readable ? needs(one) : ""),
     cell("size", readable ? bytes(one.memory_bytes + one.layer_bytes) : ""),
     cell("shared", readable ? bytes(one.shared_bytes) : "", { title: `of ${bytes(one.stored_bytes)} in the store` }),
     cell("restores", [String(one.restores), took]), cell("failed", failed),
@@ -90,7 +90,7 @@ export function whenChanged(read, app) {
 export function snapshotsView(main) {
   const saved = h("tbody");
   const tried = h("tbody");
-  const without = h("div");
+  const without = h("ul", { class: "many" });
   const figures = h("dl", { class: "figures" });
   const note = h("p", { class: "quiet small", role: "status" });
   const search = h("input", { type: "search", placeholder: "Find an app", "aria-label": "Find an app", on: { input: draw } });
@@ -98,7 +98,7 @@ export function snapshotsView(main) {
   let captures = [];
   main.append(h("h1", null, "Snapshots"), h("section", { class: "card" }, figures),
     h("section", { class: "card" }, h("div", { class: "bar-line" }, h("h2", null, "Saved"), search, note), savedTable(saved, true)),
-    h("section", { class: "card" }, h("h2", null, "Apps without one"), without),
+    h("section", { class: "card" }, h("h2", null, "Apps without a usable one"), without),
     h("section", { class: "card" }, h("h2", null, "Attempts"), triedTable(tried, true)));
 
   function draw() {
@@ -108,12 +108,13 @@ export function snapshotsView(main) {
     put(saved, savedRows(shown, true));
     note.textContent = shown.length > FIRST ? `the newest ${FIRST} of ${shown.length}` : `${shown.length} of ${snapshots.length}`;
     const have = new Set(snapshots.filter((one) => !BAD.includes(one.state)).map((one) => one.app));
+    const aside = new Set(snapshots.filter((one) => one.state === "in quarantine").map((one) => one.app));
     const lacking = [...world.apps.values()].filter((app) => !have.has(app.name) && fits(app.name))
       .sort((a, b) => a.name.localeCompare(b.name));
-    put(without, lacking.length ? null : h("p", { class: "quiet" }, "none"), lacking.slice(0, FIRST).map((app) =>
-      h("p", { class: "small" }, h("a", { href: `#/app/${encodeURIComponent(app.name)}` }, app.name), ` ${captureWord(app)}`,
+    put(without, lacking.length ? null : h("li", { class: "quiet" }, "none"), lacking.slice(0, FIRST).map((app) =>
+      h("li", null, h("a", { href: `#/app/${encodeURIComponent(app.name)}` }, app.name), ` ${aside.has(app.name) ? "in quarantine" : captureWord(app)}`,
         app.capture_reason ? h("span", { class: "quiet" }, `: ${app.capture_reason}`) : "")),
-    lacking.length > FIRST ? h("p", { class: "quiet small" }, `and ${lacking.length - FIRST} more`) : null);
+    lacking.length > FIRST ? h("li", { class: "quiet" }, `and ${lacking.length - FIRST} more`) : null);
     put(tried, triedRows(captures.filter((one) => fits(one.app)), true));
     const sum = (key) => snapshots.reduce((all, one) => all + one[key], 0);
     const counted = { snapshots: snapshots.length, "in the store": bytes(sum("stored_bytes")), restores: sum("restores"),
