@@ -26,6 +26,7 @@ from nagara.contract.replica import (
     ImageReport,
     NodeFacts,
     ReplicaStatus,
+    SnapshotStatus,
     StartOrder,
     StartReport,
 )
@@ -64,6 +65,7 @@ METHODS: dict[str, Method] = {
     "replicas": _method(tuple[ReplicaStatus, ...]),
     "exits": _method(ReplicaStatus),
     "logs": _method(Base64Bytes, replica=str, tail_bytes=int),
+    "snapshots": _method(tuple[SnapshotStatus, ...]),
     "forget_app": _method(None, tenant=str, app=str),
 }
 
