@@ -71,7 +71,7 @@ def test_only_what_makes_a_replica_changes_the_definition() -> None:
         assert parse_apps(SMOL.replace(old, new), "f")[0].definition != app.definition
 
 
-@pytest.mark.parametrize("key", sorted(LATER["app.*"]))
+@pytest.mark.parametrize("key", sorted(LATER.get("app.*", ())))
 def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
     assert problems(one(f"{key} = 1")) == (f"app.a.{key}: not supported yet",)
 

@@ -5,6 +5,7 @@ and are taken over by the next one; a keeper that has no replica left ends with 
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 import pwd
@@ -31,6 +32,16 @@ def agent_socket(state: Path) -> Path:
     return state / "agent.sock"
 
 
+def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Checks that name servers are named by IPv4 addresses."""
+    for address in given:
+        try:
+            ipaddress.IPv4Address(address)
+        except ValueError:
+            raise click.BadParameter(f"{address!r} is no IPv4 address", param=option) from None
+    return given
+
+
 @click.command()
 @click.option(
     "--socket",
@@ -44,10 +55,21 @@ def agent_socket(state: Path) -> Path:
     help="A user whose control process may use this agent: it can then run commands in "
     "containers with this agent's rights.",
 )
+@click.option(
+    "--dns",
+    metavar="ADDRESS",
+    multiple=True,
+    callback=addresses,
+    help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
+)
 @click.option("--end-with-input", is_flag=True, hidden=True)
 @click.pass_obj
 def agent(
-    settings: Settings, path: Path | None, allow_user: str | None, end_with_input: bool
+    settings: Settings,
+    path: Path | None,
+    allow_user: str | None,
+    dns: tuple[str, ...],
+    end_with_input: bool,
 ) -> None:
     """Run this machine's node agent alone."""
     owner = _user_id(allow_user) if allow_user else None
@@ -55,15 +77,15 @@ def agent(
     try:
         with only_holder(settings.state / "node", "agent.lock", hint):
             socket = path or agent_socket(settings.state)
-            asyncio.run(_serve(settings.state, socket, owner, end_with_input=end_with_input))
+            node = build_node(settings.state, dns)
+            asyncio.run(_serve(node, settings.state, socket, owner, end_with_input=end_with_input))
     except OSError as error:  # a state folder that cannot be written
         raise as_node_error(error) from error
 
 
 async def _serve(
-    state: Path, path: Path, owner: int | None, *, end_with_input: bool = False
+    node: LocalNode, state: Path, path: Path, owner: int | None, *, end_with_input: bool = False
 ) -> None:
-    node = build_node(state)
     await node.open()
     allowed = () if owner is None else (owner,)
     with running_monitor(state) as monitor:

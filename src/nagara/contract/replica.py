@@ -126,6 +126,7 @@ class ReplicaSpec:
     image_index: str | None = None  # names the tree that `image` was at deployment; not for `host`
     secret_names: tuple[str, ...] = ()
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    network: str = "none"  # or "egress": it reaches what the machine reaches
 
 
 @dataclass(frozen=True, slots=True)

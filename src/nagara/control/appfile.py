@@ -46,7 +46,6 @@ _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
 
 # Keys of the design that this version refuses instead of passing over, by the table they stand in.
 LATER: dict[str, frozenset[str]] = {
-    "app.*": frozenset({"network"}),
     "limits": frozenset({"disk"}),
 }
 
@@ -273,6 +272,7 @@ class _AppTable(_Table):
     secrets: list[Annotated[str, AfterValidator(_secret)]] = []
     limits: _LimitsTable = _LimitsTable()
     timeouts: _TimeoutsTable = _TimeoutsTable()
+    network: Literal["none", "egress"] = "none"
     schedule: list[_ScheduleTable] = []
     priority: int = Field(default=0, ge=-1000, le=1000)
     regions: list[Annotated[str, AfterValidator(_region)]] = []
@@ -439,6 +439,7 @@ def _to_app(name: str, table: _AppTable) -> App:
         schedule=tuple(Entry(entry.cron, entry.warm) for entry in table.schedule),
         priority=table.priority,
         regions=tuple(table.regions),
+        network=table.network,
         hooks=kept.hooks(preset_of(table.command, table.env)),
         rules=kept.rules(),
         served_model=server.model if server is not None else None,
