@@ -80,7 +80,9 @@ class App:
 
     def _replica_parts(self) -> dict[str, object]:
         # What came later is named only where it is chosen: older definitions stay what they are.
-        later = {} if self.network == "none" else {"network": self.network}
+        later: dict[str, object] = {} if self.network == "none" else {"network": self.network}
+        if self.limits.disk_bytes is not None:
+            later["disk"] = self.limits.disk_bytes
         return {
             **later,
             "tenant": self.tenant,

@@ -10,8 +10,9 @@ import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-from nagara.contract.replica import HookStep
-from nagara.node.runtime import Port
+from nagara.contract.replica import HookStep, ReplicaSpec
+from nagara.node.replica import Replica, spoken
+from nagara.node.runtime import Port, Running
 from nagara.snapshot.canary import Answer, CanaryError, Question, ask, canonical
 
 _CONNECT_S = 5.0
@@ -80,6 +81,32 @@ class Readiness:
             return False
         self.last = f"answers {answer.status}"
         return 200 <= answer.status < 300
+
+
+async def until_ready(replica: Replica, running: Running, spec: ReplicaSpec) -> str | None:
+    """None when the replica is ready; else why it will not be."""
+    readiness = Readiness(running.port, spec.ready_path, spec.app)
+    ready = asyncio.create_task(readiness.reached())
+    ended = asyncio.create_task(replica.ended.wait())
+    try:
+        await asyncio.wait(
+            (ready, ended), timeout=spec.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        if not ready.done():
+            ready.cancel()
+        ended.cancel()
+        await asyncio.wait((ready, ended))
+    if replica.exit_code is not None:
+        how = replica.why_ended or f"its command ended with {spoken(replica.exit_code)}"
+        return f"{how} before it was ready"
+    if not ready.cancelled():
+        ready.result()
+        return None
+    return (
+        f"{spec.ready_path} was not answered with a 2xx in {spec.start_timeout_s:.0f} s; "
+        f"it {readiness.last}"
+    )
 
 
 async def canary_answer(port: Port, question: Question) -> str:

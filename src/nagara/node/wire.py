@@ -23,6 +23,7 @@ from nagara.contract.replica import (
     ImageReport,
     NodeFacts,
     ReplicaStatus,
+    ReplicaUsage,
     StartOrder,
     StartReport,
 )
@@ -59,6 +60,7 @@ METHODS: dict[str, Method] = {
     "stop": _method(None, replica=str, grace_s=float),
     "dial": _method(None, replica=str),
     "replicas": _method(tuple[ReplicaStatus, ...]),
+    "usage": _method(tuple[ReplicaUsage, ...]),
     "exits": _method(ReplicaStatus),
     "logs": _method(Base64Bytes, replica=str, tail_bytes=int),
     "forget_app": _method(None, tenant=str, app=str),
