@@ -16,6 +16,7 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaStatus,
     ReplicaUsage,
+    SnapshotStatus,
     StartOrder,
     StartReport,
 )
@@ -108,6 +109,10 @@ class Node(Protocol):
         Raises:
             ReplicaGoneError: no log of such a replica is kept.
         """
+        ...
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        """All snapshots of this machine, also those that nothing can be restored from."""
         ...
 
     async def forget_app(self, tenant: str, app: str) -> None:

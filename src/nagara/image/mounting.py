@@ -168,9 +168,15 @@ class ImageMounts:
         except BaseException:
             self.release(holder)
             raise
-        data = store.local.objects if is_local else self.lazy_layer(tenant).path
+        if is_local:
+            data: tuple[Path, ...] = (store.local.objects,)
+        else:
+            data = (self.lazy_layer(tenant).path,)
+            # A start that is recorded has to ask the daemon for everything.
+            if not wants_recording(image) and store.local.offer_large(image.list):
+                data = (store.local.proven.folder, *data)
         way = "local" if is_local else "lazy"
-        return MountedImage(image, tenant, holder, (layer,), (data,), not is_local, way)
+        return MountedImage(image, tenant, holder, (layer,), data, not is_local, way)
 
     def mount_at(
         self,

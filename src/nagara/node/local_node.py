@@ -31,17 +31,19 @@ from nagara.contract.replica import (
     ReplicaSpec,
     ReplicaStatus,
     ReplicaUsage,
+    SnapshotStatus,
     StartKind,
     StartOrder,
     StartReport,
 )
 from nagara.node.admission import check_image_order, check_name, check_order
-from nagara.node.asking import connected, until_ready
+from nagara.node.asking import connected
 from nagara.node.folder_claim import FolderClaim
 from nagara.node.host_parts import with_rest
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
 from nagara.node.owned_tasks import Leisure, finished, in_thread
+from nagara.node.readiness import until_ready
 from nagara.node.replica import Replica, record_of
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
 from nagara.node.replica_images import NodeImages
@@ -216,6 +218,7 @@ class LocalNode:
             elapsed_s=waterfall.elapsed_s(),
             snapshot=found.name if isinstance(found, Snapshot) and is_restored else None,
             fallback=fallback,
+            failed_snapshot=found.name if isinstance(found, Snapshot) and fallback else None,
             capture_wanted=isinstance(found, NoSnapshot) and found.capture_wanted,
             files=files,
             host=with_rest(replica.running, stages["host"]),
@@ -317,6 +320,9 @@ class LocalNode:
             with contextlib.suppress(KeeperError):
                 await self._keeper.drain(replica)
         return await asyncio.to_thread(self._logs.tail, replica, tail_bytes)
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        return await in_thread(self._snapshots.statuses) if self._snapshots else ()
 
     async def forget_app(self, tenant: str, app: str) -> None:
         check_name("tenant", tenant)
