@@ -5,6 +5,7 @@ and are taken over by the next one; a keeper that has no replica left ends with 
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 import pwd
@@ -19,6 +20,7 @@ from nagara.cli.machine_checks import checks_of_machine, running_monitor
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
 from nagara.node.build import build_node, keeper_of
+from nagara.node.local_node import LocalNode
 from nagara.node.machine import LocalMachine
 from nagara.node.machine_faults import as_node_error
 from nagara.node.network.address import split_address
@@ -35,6 +37,16 @@ def agent_socket(state: Path) -> Path:
     return state / "agent.sock"
 
 
+def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Checks that name servers are named by IPv4 addresses."""
+    for address in given:
+        try:
+            ipaddress.IPv4Address(address)
+        except ValueError:
+            raise click.BadParameter(f"{address!r} is no IPv4 address", param=option) from None
+    return given
+
+
 @click.command()
 @click.option(
     "--socket",
@@ -47,6 +59,13 @@ def agent_socket(state: Path) -> Path:
     metavar="NAME",
     help="A user whose control process may use this agent: it can then run commands in "
     "containers with this agent's rights.",
+)
+@click.option(
+    "--dns",
+    metavar="ADDRESS",
+    multiple=True,
+    callback=addresses,
+    help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
 )
 @click.option(
     "--listen",
@@ -70,6 +89,7 @@ def agent(
     settings: Settings,
     path: Path | None,
     allow_user: str | None,
+    dns: tuple[str, ...],
     listen: str | None,
     token_file: Path | None,
     certificates: Path | None,
@@ -87,16 +107,24 @@ def agent(
             offer: Offer | None = None
             if at is not None:
                 offer = (*at, read_membership(settings.state, token_file, certificates))
-            served = _serve(settings.state, socket, owner, offer, end_with_input=end_with_input)
+            node = build_node(settings.state, dns)
+            served = _serve(
+                node, settings.state, socket, owner, offer, end_with_input=end_with_input
+            )
             asyncio.run(served)
     except OSError as error:  # a state folder that cannot be written
         raise as_node_error(error) from error
 
 
 async def _serve(
-    state: Path, path: Path, owner: int | None, offer: Offer | None, *, end_with_input: bool
+    node: LocalNode,
+    state: Path,
+    path: Path,
+    owner: int | None,
+    offer: Offer | None,
+    *,
+    end_with_input: bool,
 ) -> None:
-    node = build_node(state)
     await node.open()
     try:
         allowed = () if owner is None else (owner,)

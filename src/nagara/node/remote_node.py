@@ -18,6 +18,7 @@ from nagara.contract.replica import (
     ImageReport,
     NodeFacts,
     ReplicaStatus,
+    ReplicaUsage,
     SnapshotStatus,
     StartOrder,
     StartReport,
@@ -52,6 +53,9 @@ class RemoteNode:
 
     async def replicas(self) -> tuple[ReplicaStatus, ...]:
         return await self.call("replicas")  # type: ignore[no-any-return]
+
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        return await self.call("usage")  # type: ignore[no-any-return]
 
     async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
         tail_bytes = min(tail_bytes, MESSAGE_LIMIT // 2)
