@@ -6,11 +6,13 @@ which are slow to answer keep nothing else waiting.
 
 import asyncio
 import contextlib
+import json
 import logging
+import math
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-from nagara.contract.replica import HookStep
+from nagara.contract.replica import HookStep, WeightsRead
 from nagara.node.runtime import Port
 from nagara.snapshot.canary import Answer, CanaryError, Question, ask, canonical
 
@@ -55,8 +57,8 @@ class Readiness:
         self._app = app
         self.last = "was not asked yet"
 
-    async def reached(self) -> None:
-        """Returns when the replica is ready. Waits for ever: bound it outside.
+    async def reached(self) -> bytes:
+        """What the replica answers once it is ready. Waits for ever: bound it outside.
 
         The pauses grow with the time that has passed, so that asking delays no start by more
         than some per cent, and a server that logs each request is not flooded for long.
@@ -64,22 +66,35 @@ class Readiness:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         is_said = False
-        while not await self._is_ready():
+        while (answer := await self._answer()) is None:
             passed_s = clock() - began_s
             if passed_s > _LONG_START_S and not is_said:
                 is_said = True
                 where = f"GET {self._path}"
                 _log.warning("%s: not ready for %d s: %s %s", self._app, passed_s, where, self.last)
             await asyncio.sleep(min(max(_FIRST_PAUSE_S, passed_s * _PAUSE_SHARE), _LONGEST_PAUSE_S))
+        return answer
 
-    async def _is_ready(self) -> bool:
+    async def _answer(self) -> bytes | None:
+        """None while it is not ready."""
         try:
             answer = await _ask(self._port, self._path, None, _READY_ANSWER_S)
         except (CanaryError, ConnectionError) as error:
             self.last = f"cannot be asked: {error}"
-            return False
+            return None
         self.last = f"answers {answer.status}"
-        return 200 <= answer.status < 300
+        return answer.body if 200 <= answer.status < 300 else None
+
+
+def weights_in(answer: bytes) -> WeightsRead | None:
+    """What nagara's engine says of its weights when it is ready, and when it wakes; of other
+    servers' answers nothing is expected."""
+    try:
+        found = json.loads(answer)["weights"]
+        read = WeightsRead(int(found["size_bytes"]), float(found["seconds"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return read if read.size_bytes >= 0 and 0 <= read.seconds < math.inf else None
 
 
 async def canary_answer(port: Port, question: Question) -> str:

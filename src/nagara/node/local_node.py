@@ -35,7 +35,7 @@ from nagara.contract.replica import (
     StartReport,
 )
 from nagara.node.admission import check_image_order, check_name, check_order
-from nagara.node.asking import Readiness, connected
+from nagara.node.asking import Readiness, connected, weights_in
 from nagara.node.folder_claim import FolderClaim
 from nagara.node.host_parts import with_rest
 from nagara.node.logs import ReplicaLogs
@@ -419,7 +419,7 @@ class LocalNode:
         if replica.exit_code is not None:
             return f"its command ended with {spoken(replica.exit_code)} before it was ready"
         if not ready.cancelled():
-            ready.result()
+            running.weights = weights_in(ready.result())
             return None
         return (
             f"{spec.ready_path} was not answered with a 2xx in {spec.start_timeout_s:.0f} s; "
