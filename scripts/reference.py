@@ -310,7 +310,7 @@ def engine_text() -> str:
 def api_document() -> dict[str, Any]:
     """The OpenAPI document of the admin API."""
     none: Any = None
-    api = Api(none, none, none, none, none, none, none, WatchApi(none))
+    api = Api(none, none, none, none, none, none, none, WatchApi(none, none))
     return openapi.document(api.routes)
 
 

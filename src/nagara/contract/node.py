@@ -15,6 +15,7 @@ from nagara.contract.replica import (
     ImageReport,
     NodeFacts,
     ReplicaStatus,
+    SnapshotStatus,
     StartOrder,
     StartReport,
 )
@@ -103,6 +104,10 @@ class Node(Protocol):
         Raises:
             ReplicaGoneError: no log of such a replica is kept.
         """
+        ...
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        """All snapshots of this machine, also those that nothing can be restored from."""
         ...
 
     async def forget_app(self, tenant: str, app: str) -> None:

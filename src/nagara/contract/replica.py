@@ -220,6 +220,7 @@ class StartReport:
     elapsed_s: float  # from the order's arrival at the node to ready
     snapshot: str | None = None  # the snapshot it was restored from
     fallback: str | None = None  # why a restore was not possible or failed; None when not tried
+    failed_snapshot: str | None = None  # the snapshot whose restore was tried and failed
     capture_wanted: bool = False  # no snapshot fits this machine yet
     files: FilesReport | None = None
     host: dict[str, float] | None = None
@@ -243,6 +244,34 @@ class CaptureReport:
     memory_bytes: int = 0  # page images and metadata
     layer_bytes: int = 0  # the frozen upper layer
     elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotStatus:
+    """One snapshot as a machine sees it: one variant of what is saved under an app's key.
+
+    `state` is "good", "partly here", "stale", "in quarantine" or "damaged".
+    `cpu_flags` is what a host must offer to restore it; `misfit` says why this machine does not.
+    `failures` are the restores in a row that failed by its fault.
+    """
+
+    machine: str
+    tenant: str
+    app: str
+    snapshot: str
+    key: str
+    state: str
+    cpu_flags: tuple[str, ...] = ()
+    is_wide: bool = False  # made to need less than the CPU it was made on has
+    misfit: str | None = None
+    memory_bytes: int = 0
+    layer_bytes: int = 0
+    stored_bytes: int = 0  # its objects in the store
+    shared_bytes: int = 0  # of them those that other snapshots need as well
+    here_bytes: int | None = None  # on this machine; None: all of it
+    created_at_s: float = 0.0
+    failures: int = 0
+    reasons: tuple[str, ...] = ()  # what is not carried, why it failed or does not count
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ class Control:
         gateway = Gateway(*(fleet.services, auth, fleet.broken, self._clock, self._telemetry, jobs))
         await jobs.begin()
         figures = self._figures(fleet, pool)
-        api = Api(deployments, fleet, node, state, auth, pool, figures, WatchApi(live))
+        api = Api(deployments, fleet, node, state, auth, pool, figures, WatchApi(live, node))
         runner = _server(gateway, api, WebPage())
         await runner.setup()
         try:

@@ -23,6 +23,7 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    SnapshotStatus,
     StartOrder,
     StartReport,
 )
@@ -182,6 +183,21 @@ class Machines:
                     async with _within(ANSWER_S, machine):
                         return await self._node(machine).logs(replica, tail_bytes=tail_bytes)
             raise
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        """Those of machines that do not answer are left out."""
+        others = self._others()
+        found = await asyncio.gather(self._own.snapshots(), *map(self._snapshots_of, others))
+        return tuple(one for each in found for one in each)
+
+    async def _snapshots_of(self, machine: Machine) -> tuple[SnapshotStatus, ...]:
+        try:
+            async with _within(ANSWER_S, machine):
+                found = await self._node(machine).snapshots()
+        except NodeError as error:
+            _log.warning("%s does not say what it has saved: %s", machine.name, error.what)
+            return ()
+        return tuple(replace(one, machine=machine.name) for one in found)
 
     async def forget_app(self, tenant: str, app: str) -> None:
         await self._own.forget_app(tenant, app)

@@ -30,18 +30,20 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    SnapshotStatus,
     StartKind,
     StartOrder,
     StartReport,
 )
 from nagara.node.admission import check_image_order, check_name, check_order
-from nagara.node.asking import Readiness, connected, weights_in
+from nagara.node.asking import connected
 from nagara.node.folder_claim import FolderClaim
 from nagara.node.host_parts import with_rest
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
 from nagara.node.owned_tasks import Leisure, finished, in_thread
-from nagara.node.replica import Replica, record_of, spoken
+from nagara.node.readiness import until_ready
+from nagara.node.replica import Replica, record_of
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
 from nagara.node.replica_images import NodeImages
 from nagara.node.replica_lease import put_under_lease
@@ -209,6 +211,7 @@ class LocalNode:
             elapsed_s=waterfall.elapsed_s(),
             snapshot=found.name if isinstance(found, Snapshot) and is_restored else None,
             fallback=fallback,
+            failed_snapshot=found.name if isinstance(found, Snapshot) and fallback else None,
             capture_wanted=isinstance(found, NoSnapshot) and found.capture_wanted,
             files=files,
             host=with_rest(replica.running, stages["host"]),
@@ -307,6 +310,9 @@ class LocalNode:
                 await self._keeper.drain(replica)
         return await asyncio.to_thread(self._logs.tail, replica, tail_bytes)
 
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        return await in_thread(self._snapshots.statuses) if self._snapshots else ()
+
     async def forget_app(self, tenant: str, app: str) -> None:
         check_name("tenant", tenant)
         check_name("app", app)
@@ -392,39 +398,13 @@ class LocalNode:
         try:
             replica.running = await self._runtime.launch(replica.folder, spec, log, waterfall)
             with waterfall.stage("host", "until ready"):
-                what = await self._until_ready(replica, replica.running, spec)
+                what = await until_ready(replica, replica.running, spec)
                 reach("launch.ready")
         except StartFailedError as error:
             what = error.what
         if what is not None:
             tail = await asyncio.to_thread(self._logs.last_lines, replica.name)
             raise StartFailedError(what + (f"; it wrote:\n{tail}" if tail else ""), where=spec.app)
-
-    async def _until_ready(
-        self, replica: Replica, running: Running, spec: ReplicaSpec
-    ) -> str | None:
-        """None when the replica is ready; else why it will not be."""
-        readiness = Readiness(running.port, spec.ready_path, spec.app)
-        ready = asyncio.create_task(readiness.reached())
-        ended = asyncio.create_task(replica.ended.wait())
-        try:
-            await asyncio.wait(
-                (ready, ended), timeout=spec.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            if not ready.done():
-                ready.cancel()
-            ended.cancel()
-            await asyncio.wait((ready, ended))
-        if replica.exit_code is not None:
-            return f"its command ended with {spoken(replica.exit_code)} before it was ready"
-        if not ready.cancelled():
-            running.weights = weights_in(ready.result())
-            return None
-        return (
-            f"{spec.ready_path} was not answered with a 2xx in {spec.start_timeout_s:.0f} s; "
-            f"it {readiness.last}"
-        )
 
     async def _save(
         self, replica: Replica, running: Running, spec: ReplicaSpec, staging: Path

@@ -177,6 +177,12 @@ class NodeConformance:
             assert report.reason
             return
         assert report.snapshot, report.reason
+        (saved,) = await node.snapshots()
+        assert (saved.app, saved.snapshot) == ("steady", report.snapshot)
+        assert saved.state == "good"
+        assert saved.memory_bytes == report.memory_bytes
+        assert (saved.misfit, saved.failures) == (None, 0)
+        assert saved.cpu_flags
         started = await node.start(self.order("steady-1"))
         assert started.kind is StartKind.RESTORED, started.fallback
         assert not started.capture_wanted
@@ -186,6 +192,7 @@ class NodeConformance:
         started = await node.start(self.order("steady-2"))
         assert started.kind is StartKind.PLAIN
         assert started.capture_wanted
+        assert await node.snapshots() == ()
 
     async def test_facts(self, node: Node) -> None:
         facts = await node.facts()
