@@ -15,6 +15,7 @@ from nagara.contract.replica import (
     ImageReport,
     NodeFacts,
     ReplicaStatus,
+    ReplicaUsage,
     SnapshotStatus,
     StartOrder,
     StartReport,
@@ -92,6 +93,10 @@ class Node(Protocol):
 
     async def replicas(self) -> tuple[ReplicaStatus, ...]:
         """All replicas of this machine, including those that have ended and are not yet removed."""
+        ...
+
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        """What its ready replicas use; those of which nothing is known are left out."""
         ...
 
     def exits(self) -> AsyncIterator[ReplicaStatus]:

@@ -244,6 +244,7 @@ class Control:
         loops = [
             group.create_task(watch.listen(), name="listen to the node"),
             group.create_task(watch.compare_for_ever(), name="compare with the node"),
+            group.create_task(watch.measure_for_ever(), name="what replicas use"),
             group.create_task(
                 Scaling(fleet, self._clock, self._telemetry.metrics.decision_s).run(),
                 name="scaling",

@@ -23,6 +23,7 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    ReplicaUsage,
     SnapshotStatus,
     StartOrder,
     StartReport,
@@ -146,6 +147,18 @@ class Machines:
             return tuple(one for one in known if self._pool.is_present(one.lease))
         self._last_seen[machine.name] = statuses
         return statuses
+
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        """A machine that does not answer in time is left out."""
+        asked = [self._own.usage(), *(self._usage_of(machine) for machine in self._others())]
+        return tuple(usage for found in await asyncio.gather(*asked) for usage in found)
+
+    async def _usage_of(self, machine: Machine) -> tuple[ReplicaUsage, ...]:
+        try:
+            async with _within(ANSWER_S, machine):
+                return await self._node(machine).usage()
+        except NodeError:  # `replicas` says it
+            return ()
 
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         queue: asyncio.Queue[ReplicaStatus | NodeError] = asyncio.Queue()

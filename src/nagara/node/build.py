@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import nagara
@@ -16,6 +17,7 @@ from nagara.node.local_node import LocalNode
 from nagara.node.logs import ReplicaLogs
 from nagara.node.process_runtime import ProcessRuntime
 from nagara.node.replica_images import NodeImages
+from nagara.node.replica_network import ReplicaNetworks
 from nagara.node.replica_trees import ReplicaTrees
 from nagara.node.sealing import SETTINGS_NAME, Sealing
 from nagara.node.snapshot_images import SnapshotImages
@@ -29,12 +31,17 @@ from nagara.snapshot.device.replica import find_device
 from nagara.snapshot.facts import read_host_facts
 from nagara.snapshot.levelling import can_level
 
+_WITHOUT_EROFS = "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
 
-def build_node(state: Path) -> LocalNode:
+
+def build_node(state: Path, resolvers: Sequence[str] = ()) -> LocalNode:
     """The node of this machine with its state below `state`.
 
     As root with runc: containers, and snapshots where CRIU and mkfs.erofs are there too.
     Otherwise plain processes. `LocalNode.facts` says what is missing.
+
+    Args:
+        resolvers: name servers for replicas with a way out; empty takes the machine's.
     """
     folder = state / "node"
     keeper = keeper_of(state)
@@ -46,7 +53,8 @@ def build_node(state: Path) -> LocalNode:
     tools = find_tools(state / "tools")
     if tools.runc is None:
         return _process_node(folder, models, keeper, logs, tools.missing)
-    return _container_node(folder, state, keeper, logs, tools)
+    networks = ReplicaNetworks(state, resolvers)
+    return _container_node(folder, state, keeper, logs, tools, networks)
 
 
 def keeper_of(state: Path) -> KeeperClient:
@@ -70,7 +78,12 @@ def _process_node(
 
 
 def _container_node(
-    folder: Path, state: Path, keeper: KeeperClient, logs: ReplicaLogs, tools: Tools
+    folder: Path,
+    state: Path,
+    keeper: KeeperClient,
+    logs: ReplicaLogs,
+    tools: Tools,
+    networks: ReplicaNetworks,
 ) -> LocalNode:
     assert tools.runc is not None
     image = HostImage(state=state, needed=_own_environment())
@@ -90,12 +103,11 @@ def _container_node(
         snapshots=kept,
         can_level=can_level(facts),
         devices=DeviceOrders(device),
+        networks=networks,
     )
     missing = list(tools.missing)
     if shutil.which("mkfs.erofs") is None:
-        missing.append(
-            "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
-        )
+        missing.append(_WITHOUT_EROFS)
     snapshots = None
     if tools.criu is not None and not missing:
         catalog = Catalog(state / "snapshots", kept.shelf, kept.tenants)

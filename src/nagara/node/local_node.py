@@ -30,6 +30,7 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    ReplicaUsage,
     SnapshotStatus,
     StartKind,
     StartOrder,
@@ -47,6 +48,7 @@ from nagara.node.replica import Replica, record_of
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
 from nagara.node.replica_images import NodeImages
 from nagara.node.replica_lease import put_under_lease
+from nagara.node.replica_usage import end_what_outgrows, usage_of
 from nagara.node.runtime import Running, Runtime, with_weights
 from nagara.node.snapshots import NodeSnapshots, NoSnapshot
 from nagara.sandbox.fault_points import reach
@@ -92,7 +94,7 @@ class LocalNode:
         self._replicas: dict[str, Replica] = {}
         self._listeners: set[asyncio.Queue[ReplicaStatus]] = set()
         self._leisure = Leisure()
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
         self._claim = FolderClaim(root)
 
     async def open(self) -> None:
@@ -113,7 +115,11 @@ class LocalNode:
         except (OSError, NagaraError) as error:
             self._claim.give_up()
             raise as_node_error(error) from error
-        self._watcher = asyncio.create_task(self._watch(), name="replica exits")
+        limits = end_what_outgrows(self._replicas, self._keeper)
+        self._watchers = [
+            asyncio.create_task(self._watch(), name="replica exits"),
+            asyncio.create_task(limits, name="replica disks"),
+        ]
 
     async def _take_over(self) -> None:
         kept = {child.name: child for child in await self._keeper.children()}
@@ -145,9 +151,10 @@ class LocalNode:
         going = [r for r in self._replicas.values() if stop_replicas or r.making]
         await asyncio.gather(*(self.stop(replica.name) for replica in going))
         await self._leisure.ended()
-        if self._watcher:
-            self._watcher.cancel()
-            await asyncio.wait([self._watcher])
+        for watcher in self._watchers:
+            watcher.cancel()
+        if self._watchers:
+            await asyncio.wait(self._watchers)
         for replica in self._replicas.values():
             if replica.running:
                 replica.running.port.close()
@@ -293,6 +300,10 @@ class LocalNode:
 
     async def replicas(self) -> tuple[ReplicaStatus, ...]:
         return tuple(replica.status() for replica in self._replicas.values())
+
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        ready = [r for r in self._replicas.values() if r.record.ready and not r.is_ending]
+        return await in_thread(usage_of, ready)
 
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         queue: asyncio.Queue[ReplicaStatus] = asyncio.Queue()

@@ -27,6 +27,7 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    ReplicaUsage,
     SnapshotStatus,
     StartKind,
     StartOrder,
@@ -82,6 +83,7 @@ class FakeNode:
         self.images: dict[str, str] = {}  # source → index; others cannot be had
         self.brought: list[ImageOrder] = []
         self.missing: tuple[str, ...] = ()  # what it lacks to save replicas
+        self.usages: list[ReplicaUsage] = []
         self.files: FilesReport | None = None  # of every start
         self._clock = clock or SystemClock()
         self._fails = fails or (lambda spec: None)
@@ -187,6 +189,11 @@ class FakeNode:
         self._reach()
         return (*(_status(replica) for replica in self.live.values()), *self._ended.values())
 
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        """What `usages` says of those that run."""
+        self._reach()
+        return tuple(u for u in self.usages if u.replica in self.live)
+
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         """What `exit_replica` ends, as it happens."""
         self._reach()
@@ -238,13 +245,16 @@ class FakeNode:
 
     # -- what a test does to it ------------------------------------------------------------
 
-    async def exit_replica(self, replica: str, code: int = 1, *, is_seen: bool = True) -> None:
-        """The replica ends by itself. Unseen, only `replicas` tells it."""
+    async def exit_replica(
+        self, replica: str, code: int = 1, *, is_seen: bool = True, reason: str | None = None
+    ) -> None:
+        """The replica ends, by itself or for a reason. Unseen, only `replicas` tells it."""
         running = self.live.pop(replica)
         await running.end()
         status = ReplicaStatus(
             replica, running.order.spec.tenant, running.order.spec.app,
             running.order.spec.definition, running.order.lease, ready=False, exit_code=code,
+            detail={} if reason is None else {"reason": reason},
         )  # fmt: skip
         self._ended[replica] = status
         self._logs[replica] = running.log_text()
