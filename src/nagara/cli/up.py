@@ -13,6 +13,7 @@ import pwd
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -22,8 +23,10 @@ from nagara.base.linux import die_with_parent
 from nagara.cli.agent import addresses, agent_socket
 from nagara.cli.reaching import reached, wanted
 from nagara.cli.settings import Settings
+from nagara.cli.text_file import read_text_file
 from nagara.contract.node import NodeUnavailableError
 from nagara.contract.replica import ModelMount
+from nagara.control.auth import TOKEN_FILE
 from nagara.control.control import Control, Ready
 from nagara.image.models import find_model
 from nagara.node.remote_node import RemoteNode
@@ -155,7 +158,7 @@ def up(
                 database=database,
             )
             _stop_on_signal(control, keep=keep_replicas, is_tied=end_with_parent)
-            await control.run(_announce, app_file=app_file)
+            await control.run(partial(_announce, settings.state), app_file=app_file)
 
     asyncio.run(run())
 
@@ -163,10 +166,7 @@ def up(
 def _read(file: Path | None) -> tuple[str, str] | None:
     if file is None:
         return None
-    try:
-        return file.read_text(), str(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(file)) from error
+    return read_text_file(file, hint="nagara init writes one to begin with"), str(file)
 
 
 def _finder(models_dir: Path) -> Callable[[str], ModelMount]:
@@ -176,8 +176,9 @@ def _finder(models_dir: Path) -> Callable[[str], ModelMount]:
     return find
 
 
-def _announce(ready: Ready) -> None:
+def _announce(state: Path, ready: Ready) -> None:
     click.echo(f"nagara serves at {ready.url}")
+    click.echo(f"its page is there, too; the admin token: {state / TOKEN_FILE}")
     if ready.api_key:
         click.echo(f"API key: {ready.api_key}")
 
