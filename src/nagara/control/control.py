@@ -164,10 +164,11 @@ class Control:
                     tasks.spawn(Retention(database, self._clock).run, "retention")
                     pool = await self._pool(database)
                     values = AppSecrets(self._state_dir).values
-                    node = Machines(self._node, pool, self._nodes, values)
+                    node = Machines(self._node, pool, self._nodes, values, self._clock)
                     fleet = Fleet(
                         *(node, Lending(pool), state, self._models, self._clock, tasks),
                         self._telemetry,
+                        scopes=node,
                     )
                     pool.on_lost, pool.on_room = fleet.lost, fleet.hand_on
                     deployments = Deployments(fleet, node, state, self._clock)
@@ -249,6 +250,7 @@ class Control:
                 name="scaling",
             ),
             group.create_task(live.run(), name="watching"),
+            group.create_task(node.zone.run(), name="zone caches"),
         ]
         tracing = group.create_task(self._telemetry.tracer.run(), name="traces")
         gateway = Gateway(*(fleet.services, auth, fleet.broken, self._clock, self._telemetry, jobs))

@@ -20,6 +20,7 @@ from nagara.node.replica_trees import ReplicaTrees
 from nagara.node.sealing import SETTINGS_NAME, Sealing
 from nagara.node.snapshot_images import SnapshotImages
 from nagara.node.snapshots import NodeSnapshots
+from nagara.node.zone import NO_MEMBER, Member, NodeZone
 from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.runc import Runc
 from nagara.sandbox.tools import Tools, find_tools
@@ -30,8 +31,8 @@ from nagara.snapshot.facts import read_host_facts
 from nagara.snapshot.levelling import can_level
 
 
-def build_node(state: Path) -> LocalNode:
-    """The node of this machine with its state below `state`.
+def build_node(state: Path, member: Member = NO_MEMBER) -> LocalNode:
+    """The node of this machine with its state below `state`, a member of its zone.
 
     As root with runc: containers, and snapshots where CRIU and mkfs.erofs are there too.
     Otherwise plain processes. `LocalNode.facts` says what is missing.
@@ -42,11 +43,11 @@ def build_node(state: Path) -> LocalNode:
     models = state / "models"
     if os.geteuid() != 0:
         missing = ("root: replicas run as plain processes, without isolation and snapshots",)
-        return _process_node(folder, models, keeper, logs, missing)
+        return _process_node(folder, models, keeper, logs, missing, member)
     tools = find_tools(state / "tools")
     if tools.runc is None:
-        return _process_node(folder, models, keeper, logs, tools.missing)
-    return _container_node(folder, state, keeper, logs, tools)
+        return _process_node(folder, models, keeper, logs, tools.missing, member)
+    return _container_node(folder, state, keeper, logs, tools, member)
 
 
 def keeper_of(state: Path) -> KeeperClient:
@@ -55,7 +56,12 @@ def keeper_of(state: Path) -> KeeperClient:
 
 
 def _process_node(
-    folder: Path, models: Path, keeper: KeeperClient, logs: ReplicaLogs, missing: tuple[str, ...]
+    folder: Path,
+    models: Path,
+    keeper: KeeperClient,
+    logs: ReplicaLogs,
+    missing: tuple[str, ...],
+    member: Member,
 ) -> LocalNode:
     images = node_images(folder.parent, "checkout")
     return LocalNode(
@@ -65,12 +71,18 @@ def _process_node(
         logs=logs,
         snapshots=None,
         images=images,
+        zone=NodeZone(folder.parent / "store", images, None, member),
         missing=missing,
     )
 
 
 def _container_node(
-    folder: Path, state: Path, keeper: KeeperClient, logs: ReplicaLogs, tools: Tools
+    folder: Path,
+    state: Path,
+    keeper: KeeperClient,
+    logs: ReplicaLogs,
+    tools: Tools,
+    member: Member,
 ) -> LocalNode:
     assert tools.runc is not None
     image = HostImage(state=state, needed=_own_environment())
@@ -96,15 +108,18 @@ def _container_node(
         missing.append(
             "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
         )
-    snapshots = None
+    snapshots = catalog = None
     if tools.criu is not None and not missing:
         catalog = Catalog(state / "snapshots", kept.shelf, kept.tenants)
+    zone = NodeZone(state / "store", images, catalog, member)
+    if catalog is not None:
         snapshots = NodeSnapshots(
             catalog=catalog,
             facts=facts,
             runtime=runtime,
             layers=layers,
             images=kept,
+            published=zone.publish,
         )
     return LocalNode(
         root=folder / "replicas",
@@ -113,6 +128,7 @@ def _container_node(
         logs=logs,
         snapshots=snapshots,
         images=images,
+        zone=zone,
         missing=tuple(missing),
     )
 

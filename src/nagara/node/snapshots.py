@@ -30,7 +30,14 @@ from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.levelling import LEVEL, levelled_variant
 from nagara.snapshot.processes import processes_of
-from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
+from nagara.snapshot.variant import (
+    HostFacts,
+    NoneFits,
+    Variant,
+    choose,
+    host_class,
+    snapshot_key,
+)
 from nagara.snapshot.vector_use import users_of_avx512
 from nagara.store.errors import StoreError
 
@@ -48,7 +55,13 @@ class NoSnapshot:
 
 
 class NodeSnapshots:
-    """Finding and making snapshots. `facts` are this host's."""
+    """Finding and making snapshots.
+
+    Args:
+        facts: of this host.
+        published: lets the zone know that there are other snapshots here than before; may take
+            long, and sees to its own errors.
+    """
 
     def __init__(
         self,
@@ -58,8 +71,11 @@ class NodeSnapshots:
         runtime: ContainerRuntime,
         layers: FrozenLayers,
         images: SnapshotImages,
+        published: Callable[[], None] = lambda: None,
     ) -> None:
         self._catalog = catalog
+        self._published = published
+        self.host_class = host_class(facts)
         self._facts = facts
         self._runtime = runtime
         self._layers = layers
@@ -177,6 +193,7 @@ class NodeSnapshots:
         if await in_thread(self._catalog.count_bad, snapshot, str(error)):
             _log.warning("snapshot %s is in quarantine: %s", snapshot.name, error)
             await self._layers.unmount(snapshot.name)
+            await in_thread(self._published)
 
     async def prepare(self, folder: ReplicaFolder, running: Running, spec: ReplicaSpec) -> str:
         """Before a capture: the canary's answer, hooks, and no connection left open.
@@ -254,6 +271,7 @@ class NodeSnapshots:
             raise CaptureError(f"cannot be kept: {error}", where=spec.app) from error
         for old in replaced:
             await self._layers.unmount(old)
+        await in_thread(self._published)  # whoever hears of the snapshot shall find it
         for note in saved.notes:
             _log.warning("%s: saved without something: %s", spec.app, note)
         return CaptureReport(
@@ -291,6 +309,7 @@ class NodeSnapshots:
         """Removes the app's snapshots."""
         for name in await in_thread(self._catalog.forget_app, tenant, app):
             await self._layers.unmount(name)
+        await in_thread(self._published)
 
     def clear_staging(self) -> None:
         """Ends and removes what captures of an earlier process have left. Blocking."""

@@ -58,6 +58,12 @@ class Transfer:
         """Nearest first, as they are at the moment."""
         return self._own if self._zone is None else (*self._zone.now(), *self._own)
 
+    @property
+    def zone_tier(self) -> Tier | None:
+        """The nearest of the zone's caches, where what was made here is brought."""
+        caches = () if self._zone is None else self._zone.now()
+        return caches[0] if caches else None
+
     def whole(self, name: ObjectName, sink: Sink, deadline_s: float) -> Tier:
         """Reads an unchunked object into `sink`; returns which tier it came from.
 
