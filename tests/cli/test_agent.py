@@ -11,15 +11,20 @@ import pytest
 
 from nagara.contract.node import NodeUnavailableError
 from nagara.contract.replica import Canary, Lease, ReplicaSpec, StartOrder
+from nagara.node.network.client import AgentNetwork
+from nagara.node.network.membership import read_membership
+from nagara.node.remote_machine import RemoteMachine
 from nagara.node.remote_node import RemoteNode
 from nagara.testing import small_server
+from nagara.testing.certificates import new_authority
 
 SERVER = str(Path(small_server.__file__).resolve())
 
 
-def agent(state: Path) -> subprocess.Popen[bytes]:
+def agent(state: Path, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent"],
+        [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent", *options],
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
 
@@ -98,3 +103,47 @@ def test_a_state_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Pa
     assert "Read-only file system" in said.decode()
     assert "--state" in said.decode()
     assert "Traceback" not in said.decode()
+
+
+async def test_an_agent_that_listens_is_reached_over_tcp_by_who_has_its_files(
+    tmp_path: Path,
+) -> None:
+    authority = new_authority()
+    own = authority.member(tmp_path / "own")
+    running = agent(tmp_path, "--listen", "127.0.0.1:0", "--certificates", str(own))
+    try:
+        assert running.stdout is not None
+        line = await asyncio.to_thread(running.stdout.readline)
+        address = line.decode().split()[-1]
+        member = read_membership(tmp_path, None, authority.member(tmp_path / "other"))
+        async with AgentNetwork(member) as network:
+            far = RemoteNode(network.transport(address))
+            await until_it_answers(far)
+            assert await far.facts() == await RemoteNode(tmp_path / "agent.sock").facts()
+            marks = [await RemoteMachine(network.transport(address)).renew(()) for _ in range(2)]
+            assert marks[0].mark_s < marks[1].mark_s
+    finally:
+        running.terminate()
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--listen", "nowhere"], "nowhere: this is no address of an agent"),
+        (["--token-file", "t"], "add --listen"),
+        (["--listen", "127.0.0.1:0", "--token-file", "/absent/token"], "/absent/token"),
+        (["--listen", "127.0.0.1:0", "--certificates", "/absent"], "/absent: there is no such"),
+        (["--listen", "192.0.2.1:9300"], "tcp://192.0.2.1:9300: cannot listen"),
+    ],
+)
+def test_what_an_agent_cannot_listen_with_is_named(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    ended = agent(tmp_path, *options)
+    _, error = ended.communicate(timeout=60)
+    assert ended.returncode == 2
+    assert said in error.decode()
+    assert "Traceback" not in error.decode()

@@ -1,4 +1,4 @@
-"""`nagara agent`: this machine's node, offered at a Unix socket to control processes.
+"""`nagara agent`: this machine's node, offered to control processes here and elsewhere.
 
 Ends on SIGTERM or SIGINT, or with the `nagara up` that has started it. Replicas go on without it
 and are taken over by the next one; a keeper that has no replica left ends with it.
@@ -19,9 +19,13 @@ from nagara.cli.machine_checks import checks_of_machine, running_monitor
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
 from nagara.node.build import build_node, keeper_of
-from nagara.node.local_node import LocalNode
 from nagara.node.machine import LocalMachine
 from nagara.node.machine_faults import as_node_error
+from nagara.node.network.address import split_address
+from nagara.node.network.membership import Membership, read_membership
+from nagara.node.network.server import TcpAgentServer
+
+Offer = tuple[str, int, Membership]  # where to be reached from other machines, and by whom
 
 _log = logging.getLogger(__name__)
 
@@ -44,51 +48,90 @@ def agent_socket(state: Path) -> Path:
     help="A user whose control process may use this agent: it can then run commands in "
     "containers with this agent's rights.",
 )
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Be reachable from other machines there, too; port 0 takes a free one, and says which.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The secret that the cluster's agents and control processes share  "
+    "[default: cluster-token in the state folder, made if it is not there]",
+)
+@click.option(
+    "--certificates",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
+)
 @click.option("--end-with-input", is_flag=True, hidden=True)
 @click.pass_obj
 def agent(
-    settings: Settings, path: Path | None, allow_user: str | None, end_with_input: bool
+    settings: Settings,
+    path: Path | None,
+    allow_user: str | None,
+    listen: str | None,
+    token_file: Path | None,
+    certificates: Path | None,
+    end_with_input: bool,
 ) -> None:
     """Run this machine's node agent alone."""
     owner = _user_id(allow_user) if allow_user else None
+    at = None if listen is None else split_address(listen, is_own=True)
+    if at is None and (token_file or certificates):
+        raise UsageError("other machines are not served", hint="add --listen HOST:PORT")
     hint = "another agent serves this state folder: is `nagara up` running already?"
     try:
         with only_holder(settings.state / "node", "agent.lock", hint):
             socket = path or agent_socket(settings.state)
-            asyncio.run(_serve(settings.state, socket, owner, end_with_input=end_with_input))
+            offer: Offer | None = None
+            if at is not None:
+                offer = (*at, read_membership(settings.state, token_file, certificates))
+            served = _serve(settings.state, socket, owner, offer, end_with_input=end_with_input)
+            asyncio.run(served)
     except OSError as error:  # a state folder that cannot be written
         raise as_node_error(error) from error
 
 
 async def _serve(
-    state: Path, path: Path, owner: int | None, *, end_with_input: bool = False
+    state: Path, path: Path, owner: int | None, offer: Offer | None, *, end_with_input: bool
 ) -> None:
     node = build_node(state)
     await node.open()
-    allowed = () if owner is None else (owner,)
-    with running_monitor(state) as monitor:
-        checks = checks_of_machine(node, state)
-        machine = LocalMachine(node, keeper_of(state), checks, monitor.take)
-        agent = AgentServer(node, path, allowed_uids=allowed, owner=owner, machine=machine)
-        await _run(node, agent, end_with_input=end_with_input)
-
-
-async def _run(node: LocalNode, agent: AgentServer, *, end_with_input: bool) -> None:
-    """Serves until a signal, or the end of the input."""
-    server = asyncio.ensure_future(agent.run())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.cancel)
-    if end_with_input:
-        _watch_input(loop, server)
-    for gap in (await node.facts()).missing:
-        _log.info("without %s", gap)
     try:
-        await asyncio.wait([server])
-        if not server.cancelled():
-            server.result()
+        allowed = () if owner is None else (owner,)
+        with running_monitor(state) as monitor:
+            checks = checks_of_machine(node, state)
+            machine = LocalMachine(node, keeper_of(state), checks, monitor.take)
+            agent = AgentServer(node, path, allowed_uids=allowed, owner=owner, machine=machine)
+            servers: list[AgentServer | TcpAgentServer] = [agent]
+            if offer is not None:
+                servers.append(far := TcpAgentServer(node, *offer, machine=machine))
+                click.echo(f"nagara agent listens at {far.address}")
+            for gap in (await node.facts()).missing:
+                _log.info("without %s", gap)
+            await _run(servers, end_with_input=end_with_input)
     finally:
         await node.close(stop_replicas=False)
+
+
+async def _run(servers: list[AgentServer | TcpAgentServer], *, end_with_input: bool) -> None:
+    """Serves until a signal, or the end of the input."""
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as group:
+            for server in servers:
+                group.create_task(server.run())
+
+    serving = asyncio.ensure_future(run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.cancel)
+    if end_with_input:
+        _watch_input(loop, serving)
+    await asyncio.wait([serving])
+    if not serving.cancelled():
+        serving.result()
 
 
 def _watch_input(loop: asyncio.AbstractEventLoop, server: asyncio.Future[None]) -> None:

@@ -20,16 +20,13 @@ import click
 from nagara.base.errors import NagaraError, UsageError
 from nagara.base.linux import die_with_parent
 from nagara.cli.agent import agent_socket
+from nagara.cli.reaching import reached, wanted
 from nagara.cli.settings import Settings
 from nagara.contract.node import NodeUnavailableError
 from nagara.contract.replica import ModelMount
 from nagara.control.control import Control, Ready
 from nagara.image.models import find_model
-from nagara.node.remote_machine import RemoteMachine
 from nagara.node.remote_node import RemoteNode
-from nagara.pool.poolfile import PoolFile, open_providers, own_slots, read_pool_file
-from nagara.pool.providers.local import own_offering
-from nagara.pool.setup import PoolSetup
 
 _AGENT_START_S = 60.0
 _AGENT_PAUSE_S = 1.0
@@ -72,6 +69,17 @@ _log = logging.getLogger(__name__)
     help="Use the agent that listens there instead of starting one.",
 )
 @click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The secret shared with agents on other machines  "
+    "[default: cluster-token in the state folder, made if it is not there]",
+)
+@click.option(
+    "--certificates",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
+)
+@click.option(
     "--user",
     metavar="NAME",
     help="As root: run the control process as this user  [default: who called sudo]",
@@ -100,6 +108,8 @@ def up(
     pool_file: Path | None,
     auth: str,
     socket: Path | None,
+    token_file: Path | None,
+    certificates: Path | None,
     user: str | None,
     database: str | None,
     otlp: str | None,
@@ -113,22 +123,22 @@ def up(
     if end_with_parent:
         die_with_parent(signal.SIGTERM)
     app_file = _read(file)
-    machines = None if pool_file is None else read_pool_file(pool_file)
-    if machines is not None and slots is not None:
-        raise UsageError("the pool file says how many slots there are", where="--slots")
+    wish = wanted(slots, pool_file, token_file, certificates)
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     settings.state.mkdir(parents=True, exist_ok=True)
 
     async def run() -> None:
-        async with _agent(settings.state, socket, user) as path:
-            pool = _pool(settings.state, path, machines, slots)  # reads files, as who we still are
+        async with (
+            _agent(settings.state, socket, user) as path,
+            reached(settings.state, path, wish) as machines,  # reads files, as who we still are
+        ):
             if user:
                 _become(user, settings.state)
             control = Control(
                 settings.state,
                 RemoteNode(path),
-                pool,
-                nodes=lambda address: RemoteNode(_socket_of(address)),
+                machines.pool,
+                nodes=machines.nodes,
                 host=host,
                 port=port,
                 models=_finder(settings.models_dir),
@@ -140,25 +150,6 @@ def up(
             await control.run(_announce, app_file=app_file)
 
     asyncio.run(run())
-
-
-def _pool(state: Path, agent: Path, file: PoolFile | None, slots: int | None) -> PoolSetup:
-    """This machine, and what a pool file has beside or instead of it."""
-
-    def agents(name: str, address: str) -> RemoteMachine:
-        return RemoteMachine(_socket_of(address) if address else agent)
-
-    if file is None:
-        count = slots or max(4, len(os.sched_getaffinity(0)))
-        return PoolSetup(own_offering(count, state), agents)
-    here = own_slots(file)
-    own = None if here is None else own_offering(here, state)
-    return PoolSetup(own, agents, open_providers(file), file.policy)
-
-
-def _socket_of(address: str) -> Path:
-    """An address as providers list it: the agent's socket, with or without `unix:` before it."""
-    return Path(address.removeprefix("unix:"))
 
 
 def _read(file: Path | None) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""The `MachineAgent` protocol over an agent's Unix socket. Belongs to one event loop."""
+"""The `MachineAgent` protocol spoken to an agent in another process. Belongs to one event loop."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from nagara.contract.machine import (
 )
 from nagara.contract.node import NodeError
 from nagara.node.remote_node import RemoteNode
+from nagara.node.transport import Transport
 
 
 class RemoteMachine:
-    """A machine whose agent listens at `path`."""
+    """A machine whose agent is reached by a transport; a path is that of its Unix socket."""
 
-    def __init__(self, path: Path) -> None:
-        self._node = RemoteNode(path)
+    def __init__(self, transport: Transport | Path) -> None:
+        self._node = RemoteNode(transport)
 
     async def check(self, kind: CheckKind) -> HealthReport:
         return await self._call("check", kind=kind)  # type: ignore[no-any-return]

@@ -1,15 +1,14 @@
-"""The `Node` protocol over an agent's Unix socket. One connection per call.
+"""The `Node` protocol spoken to an agent in another process, here or on another machine.
 
-Belongs to one event loop. Cancelling a call closes its connection, which cancels it at the
-agent.
+Belongs to one event loop. Each call has a connection to itself while it lasts; cancelling the
+call closes it, which cancels it at the agent.
 """
 
-import asyncio
-import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nagara.contract.node import NodeUnavailableError
 from nagara.contract.replica import (
@@ -22,17 +21,18 @@ from nagara.contract.replica import (
     StartOrder,
     StartReport,
 )
-from nagara.node.wire import MESSAGE_LIMIT, decode_reply, encode_request
-from nagara.sandbox.unix_socket import connect
+from nagara.node.network.channel import Channel
+from nagara.node.transport import Transport, UnixTransport
+from nagara.node.wire import MESSAGE_LIMIT, ONCE, decode_reply, encode_request
 
-_CONNECT_S = 10.0
+Reply = TypeVar("Reply")
 
 
 class RemoteNode:
-    """A node whose agent listens at `path`."""
+    """A node whose agent is reached by a transport; a path is that of its Unix socket."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, transport: Transport | Path) -> None:
+        self._way = UnixTransport(transport) if isinstance(transport, Path) else transport
 
     async def facts(self) -> NodeFacts:
         return await self.call("facts")  # type: ignore[no-any-return]
@@ -63,87 +63,69 @@ class RemoteNode:
         await self.call("forget_app", tenant=tenant, app=app)
 
     async def dial(self, replica: str) -> socket.socket:
-        loop = asyncio.get_running_loop()
-        with self._connected() as connection:
-            await loop.sock_sendall(connection, encode_request("dial", {"replica": replica}))
-            await _until_readable(connection)
-            line, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_LIMIT, 1)
-        try:
-            decode_reply("dial", line or self._gone())
-            dialled = socket.socket(fileno=descriptors.pop())
-        finally:
-            for left in descriptors:
-                socket.close(left)
-        dialled.setblocking(False)
+        request = encode_request("dial", {"replica": replica})
+
+        async def dial(channel: Channel) -> tuple[bytes, socket.socket | None]:
+            line, dialled = await self._way.dial(channel, request)
+            return line or self._gone(), dialled
+
+        channel, (line, dialled) = await self._over_channel(dial, may_repeat=True)
+        if dialled is None:
+            self._way.keep(channel)
+            decode_reply("dial", line)
+            raise self._absence()
         return dialled
 
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
-        with self._connected() as connection:
-            reader = _Lines(connection)
-            loop = asyncio.get_running_loop()
-            await loop.sock_sendall(connection, encode_request("exits", {}))
+        channel = await self._way.connect()
+        try:
+            await channel.write(encode_request("exits", {}))
             while True:
-                yield decode_reply("exits", await reader.next() or self._gone())
+                yield decode_reply("exits", await channel.read_line(MESSAGE_LIMIT) or self._gone())
+        except OSError as error:
+            raise self._absence(error) from error
+        finally:
+            channel.close()
 
     async def call(self, method: str, **arguments: Any) -> Any:
         """One request and its answer. Raises what the agent says, or `NodeUnavailableError`."""
-        loop = asyncio.get_running_loop()
-        with self._connected() as connection:
-            await loop.sock_sendall(connection, encode_request(method, arguments))
-            line = await _Lines(connection).next() or self._gone()
+        request = encode_request(method, arguments)
+
+        async def ask(channel: Channel) -> bytes:
+            await channel.write(request)
+            return await channel.read_line(MESSAGE_LIMIT) or self._gone()
+
+        channel, line = await self._over_channel(ask, may_repeat=method not in ONCE)
+        self._way.keep(channel)
         return decode_reply(method, line)
 
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[socket.socket]:
-        """A connection to the agent, closed afterwards; its own failure is the agent's absence."""
+    async def _over_channel(
+        self, work: Callable[[Channel], Awaitable[Reply]], *, may_repeat: bool
+    ) -> tuple[Channel, Reply]:
+        """Carries it out over a connection, which is closed if that fails.
+
+        Over one that was kept, the agent may have left it meanwhile: then over a new one.
+        """
+        if may_repeat and (kept := self._way.kept()) is not None:
+            with suppress(OSError, NodeUnavailableError):
+                return kept, await _closing(kept, work)
+        channel = await self._way.connect()
         try:
-            connection = connect(self._path, timeout_s=_CONNECT_S)
+            return channel, await _closing(channel, work)
         except OSError as error:
-            raise NodeUnavailableError(
-                f"the node agent cannot be reached: {error.strerror or error}",
-                where=str(self._path),
-                hint="start it with `nagara agent`, or everything with `nagara up`",
-            ) from error
-        connection.setblocking(False)
-        with connection:
-            try:
-                yield connection
-            except OSError as error:
-                raise self._absence(error) from error
+            raise self._absence(error) from error
 
     def _absence(self, error: OSError | None = None) -> NodeUnavailableError:
         what = "the node agent ended in the middle of a call"
-        return NodeUnavailableError(f"{what}: {error}" if error else what, where=str(self._path))
+        return NodeUnavailableError(f"{what}: {error}" if error else what, where=self._way.where)
 
     def _gone(self) -> bytes:
         raise self._absence()
 
 
-class _Lines:
-    """Lines read from a non-blocking socket."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._received = bytearray()
-
-    async def next(self) -> bytes:
-        """The next line; empty at the end."""
-        loop = asyncio.get_running_loop()
-        while (end := self._received.find(b"\n")) < 0:
-            data = await loop.sock_recv(self._connection, 65536)
-            if not data or len(self._received) > MESSAGE_LIMIT:
-                return b""
-            self._received += data
-        line = bytes(self._received[: end + 1])
-        del self._received[: end + 1]
-        return line
-
-
-async def _until_readable(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    readable = loop.create_future()
-    loop.add_reader(connection, readable.set_result, None)
+async def _closing(channel: Channel, work: Callable[[Channel], Awaitable[Reply]]) -> Reply:
     try:
-        await readable
-    finally:
-        loop.remove_reader(connection)
+        return await work(channel)
+    except BaseException:
+        channel.close()
+        raise

@@ -1,9 +1,12 @@
-"""Messages between an agent and its callers: one request, one or more replies, per connection.
+"""Messages between an agent and its callers: requests of one connection, one after the other.
 
 A request is a line of JSON, `{"method", "arguments"}`. A reply is a line too: `{"result"}` or
-`{"error": {"kind", "what", "where", "hint"}}`; `exits` goes on replying. The reply to `dial`
-carries the descriptor of a connected socket (SCM_RIGHTS). Closing the connection cancels the
-call.
+`{"error": {"kind", "what", "where", "hint"}}`; `exits` goes on replying. Nothing is sent before
+the reply has come; closing the connection cancels the call.
+
+`dial` is a connection's last. Over a Unix socket its reply carries the descriptor of a connected
+socket (SCM_RIGHTS); over TCP the connection itself is the replica's from the reply on, as
+`nagara/node/network/forwarding.py` says.
 """
 
 import json
@@ -64,6 +67,9 @@ METHODS: dict[str, Method] = {
     "logs": _method(Base64Bytes, replica=str, tail_bytes=int),
     "forget_app": _method(None, tenant=str, app=str),
 }
+
+# Not repeated when a connection has ended without a reply: it may have been carried out.
+ONCE = frozenset({"start", "capture", "bring_image"})
 
 _ERRORS: dict[str, type[NagaraError]] = {
     kind.__name__: kind
