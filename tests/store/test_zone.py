@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_certificates import Authority
 
-from nagara.base.errors import UsageError
 from nagara.store.cache_server import CacheServer
+from nagara.store.certificates import read_certificates
 from nagara.store.configured import open_folder, open_store
 from nagara.store.errors import AbsentError, UnavailableError
 from nagara.store.http_tier import HttpTier
@@ -23,9 +22,9 @@ from nagara.store.zone import (
     Zone,
     member_token,
     read_zone,
-    tls_context,
     write_zone,
 )
+from nagara.testing.certificates import new_authority
 from nagara.testing.objects import noise
 
 MEMBER = member_token(b"the cluster's secret")
@@ -46,7 +45,7 @@ class Cache:
 @contextmanager
 def cache(folder: Path, certificates: Path | None = None) -> Iterator[Cache]:
     objects = open_folder(folder)
-    tls = None if certificates is None else tls_context(certificates, is_server=True)
+    tls = None if certificates is None else read_certificates(certificates).as_agent
     server = CacheServer(
         objects,
         lambda tenant: open_store(objects, tenant, with_zone=False),
@@ -123,19 +122,19 @@ def test_a_cache_refuses_who_does_not_show_the_clusters_token(tmp_path: Path) ->
 def test_with_certificates_only_machines_of_the_authority_are_served(
     tmp_path: Path, machine: Store
 ) -> None:
-    ours, foreign = Authority(), Authority()
-    folder = ours.folder(tmp_path / "pki/one")
+    ours, foreign = new_authority(), new_authority()
+    folder = ours.member(tmp_path / "pki/one")
     with cache(tmp_path / "one", folder) as one:
         assert one.url.startswith("https://")
         name, large = one.put(noise(5000, 1)), one.put(noise(5 << 20, 2))
-        strange = foreign.folder(tmp_path / "pki/strange")
+        strange = foreign.member(tmp_path / "pki/strange")
         # A stranger is refused, and so is a server that a stranger's authority has not signed.
-        for context in (tls_context(strange, is_server=False), None):
+        for context in (read_certificates(strange).as_caller, None):
             tier = HttpTier(one.url, "default", token=MEMBER, tls=context, retries=ONCE)
             with pytest.raises(UnavailableError):
                 tier.read(name.key, 0, 10, _soon())
             tier.close()
-        mine = ours.folder(tmp_path / "pki/mine")
+        mine = ours.member(tmp_path / "pki/mine")
         write_zone(machine.local.folder.path, Zone((one.url,), MEMBER, str(mine)))
         assert machine.read(name) == noise(5000, 1)
         assert machine.read(large) == noise(5 << 20, 2)
@@ -151,8 +150,6 @@ def test_a_damaged_file_or_folder_means_no_cache_and_says_so(
     write_zone(folder, Zone(("https://127.0.0.1:1",), MEMBER, str(tmp_path / "nowhere")))
     assert machine.transfer.tiers == ()
     assert "nowhere" in caplog.text
-    with pytest.raises(UsageError, match=r"ca\.pem"):
-        tls_context(tmp_path / "nowhere", is_server=True)
     assert (folder / FILE_NAME).stat().st_mode & 0o077 == 0
 
 

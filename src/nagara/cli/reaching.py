@@ -87,3 +87,17 @@ def _pool(state: Path, wish: Wanted, agents: Callable[[str, str], RemoteMachine]
     here = own_slots(file)
     own = None if here is None else own_offering(here, state)
     return PoolSetup(own, agents, open_providers(file), file.policy)
+
+
+def agent_options(wish: Wanted, cache: str | None, running: Path | None) -> list[str]:
+    """What this machine's own agent is started with so that it serves its objects at `cache`.
+
+    Args:
+        running: the socket of an agent that is used instead of an own one.
+    """
+    if cache is None:
+        return []
+    if running is not None:
+        raise UsageError("an agent that runs already is told so itself", where="--cache")
+    given = (("--token-file", wish.token_file), ("--certificates", wish.certificates))
+    return ["--cache", cache, *(word for name, path in given if path for word in (name, str(path)))]

@@ -61,7 +61,7 @@ def _process_node(
     keeper: KeeperClient,
     logs: ReplicaLogs,
     missing: tuple[str, ...],
-    member: Member,
+    member: Member = NO_MEMBER,
 ) -> LocalNode:
     images = node_images(folder.parent, "checkout")
     return LocalNode(
@@ -103,24 +103,16 @@ def _container_node(
         can_level=can_level(facts),
         devices=DeviceOrders(device),
     )
-    missing = list(tools.missing)
-    if shutil.which("mkfs.erofs") is None:
-        missing.append(
-            "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
-        )
+    missing = _missing(tools)
     snapshots = catalog = None
     if tools.criu is not None and not missing:
         catalog = Catalog(state / "snapshots", kept.shelf, kept.tenants)
     zone = NodeZone(state / "store", images, catalog, member)
     if catalog is not None:
         snapshots = NodeSnapshots(
-            catalog=catalog,
-            facts=facts,
-            runtime=runtime,
-            layers=layers,
-            images=kept,
-            published=zone.publish,
-        )
+            catalog=catalog, facts=facts, runtime=runtime,
+            layers=layers, images=kept, published=zone.publish,
+        )  # fmt: skip
     return LocalNode(
         root=folder / "replicas",
         runtime=runtime,
@@ -129,8 +121,13 @@ def _container_node(
         snapshots=snapshots,
         images=images,
         zone=zone,
-        missing=tuple(missing),
+        missing=missing,
     )
+
+
+def _missing(tools: Tools) -> tuple[str, ...]:
+    erofs = "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
+    return (*tools.missing, *(() if shutil.which("mkfs.erofs") else (erofs,)))
 
 
 def node_images(state: Path, method: Method | None = None) -> NodeImages:

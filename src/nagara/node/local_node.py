@@ -160,14 +160,10 @@ class LocalNode:
         self._claim.give_up()
 
     async def facts(self) -> NodeFacts:
-        bringing, cache = self._images.bringing(), self._zone.cache
-        return node_facts(self._runtime, self._snapshots, self._missing, bringing, cache)
+        return node_facts(self._runtime, self._snapshots, self._missing, self._images, self._zone)
 
     async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
-        try:
-            await in_thread(self._zone.use, caches)
-        except OSError as error:
-            raise as_node_error(error) from error
+        await in_thread(self._zone.use, caches)
         self._leisure.begin(self._zone.publish)
         return await self.facts()
 

@@ -4,16 +4,18 @@ import os
 import socket
 
 from nagara.contract.replica import NodeFacts
+from nagara.node.replica_images import NodeImages
 from nagara.node.runtime import Runtime
 from nagara.node.snapshots import NodeSnapshots
+from nagara.node.zone import NodeZone
 
 
 def node_facts(
     runtime: Runtime,
     snapshots: NodeSnapshots | None,
     missing: tuple[str, ...],
-    bringing: tuple[str, ...],
-    cache: str | None,
+    images: NodeImages,
+    zone: NodeZone,
 ) -> NodeFacts:
     """The machine as it is now."""
     return NodeFacts(
@@ -23,7 +25,7 @@ def node_facts(
         isolation=runtime.isolation,
         can_snapshot=snapshots is not None,
         missing=missing,
-        bringing=bringing,
-        cache=cache,
+        bringing=images.bringing(),
+        cache=zone.cache,
         host_class="" if snapshots is None else snapshots.host_class,
     )

@@ -23,9 +23,11 @@ from nagara.image.shelf_tiers import (
     tier_entries,
     withdraw,
 )
+from nagara.node.machine_faults import as_node_error
 from nagara.node.replica_images import NodeImages
 from nagara.snapshot.catalog import Catalog, Snapshot, as_shelved, far_entry, root_name
 from nagara.store.cache_server import CacheServer
+from nagara.store.certificates import read_certificates
 from nagara.store.configured import open_folder, open_store
 from nagara.store.errors import AbsentError
 from nagara.store.moving import push
@@ -33,7 +35,7 @@ from nagara.store.roots import DOCUMENT_LIMIT_BYTES, parse_root
 from nagara.store.store import Store
 from nagara.store.tier import Tier
 from nagara.store.tokens import Tokens
-from nagara.store.zone import Zone, tls_context, write_zone
+from nagara.store.zone import Zone, write_zone
 
 _log = logging.getLogger(__name__)
 _PUBLISHED = ("app.", "model.")  # what `replica_images` calls them
@@ -89,11 +91,15 @@ class NodeZone:
         return self._member.cache
 
     def use(self, caches: Sequence[str]) -> None:
-        """Takes up what control says. Raises OSError."""
+        """Takes up what control says. Raises `NodeError` where that cannot be kept."""
         others = tuple(each for each in caches if each != self.cache)
         folder = self._member.certificates
         told = Zone(others, self._member.token, None if folder is None else str(folder))
-        if write_zone(self._store, told):
+        try:
+            is_new = write_zone(self._store, told)
+        except OSError as error:
+            raise as_node_error(error) from error
+        if is_new:
             _log.info("the zone's caches: %s", ", ".join(others) or "none")
 
     def publish(self) -> None:
@@ -203,7 +209,7 @@ def serving_objects(store: Path, member: Member) -> Iterator[None]:
             hint="give the agent the cluster's --token-file",
         )
     folder = member.certificates
-    tls = None if folder is None else tls_context(folder, is_server=True)
+    tls = None if folder is None else read_certificates(folder).as_agent
     tokens = Tokens(None) if member.token is None else Tokens({}, member=member.token)
     objects = open_folder(store)
     open_one: Callable[[str], Store] = lambda tenant: open_store(objects, tenant, with_zone=False)  # noqa: E731

@@ -12,7 +12,6 @@ import hmac
 import json
 import logging
 import os
-import ssl
 import threading
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 from nagara.base.durable import write_durably
 from nagara.base.errors import UsageError
+from nagara.store.certificates import read_certificates
 from nagara.store.http_tier import HttpTier
 from nagara.store.tier import Tier
 
@@ -72,24 +72,6 @@ def member_token(secret: bytes) -> str:
     return hmac.digest(secret, b"nagara objects", hashlib.sha256).hex()
 
 
-def tls_context(certificates: Path, *, is_server: bool) -> ssl.SSLContext:
-    """Both ends show a certificate of the folder's authority; names say nothing, machines come
-    and go with their addresses. Raises `UsageError`."""
-    protocol = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    try:
-        context.load_verify_locations(certificates / "ca.pem")
-        context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem", lambda: "")
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(
-            f"its ca.pem, cert.pem and key.pem cannot be used: {error}", where=str(certificates)
-        ) from error
-    return context
-
-
 class ZoneTiers:
     """One tenant's part of the caches that the store in `folder` was told of."""
 
@@ -130,9 +112,9 @@ class ZoneTiers:
 
     def _opened(self, url: str, zone: Zone) -> HttpTier:
         folder = zone.certificates
-        context = None if folder is None else tls_context(Path(folder), is_server=False)
+        tls = None if folder is None else read_certificates(Path(folder)).as_caller
         name = f"zone@{urllib.parse.urlsplit(url).netloc}"
-        return HttpTier(url, self._tenant, name=name, token=zone.token, can_write=True, tls=context)
+        return HttpTier(url, self._tenant, name=name, token=zone.token, can_write=True, tls=tls)
 
     def close(self) -> None:
         """Closes the connections."""
