@@ -20,7 +20,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,8 +30,8 @@ from pathlib import Path
 
 from nagara.base.errors import NagaraError
 from nagara.base.folder_lock import FolderBusyError, only_holder
+from nagara.base.linux import CLONE_NEWNET, setns
 from nagara.sandbox.cgroups import remove_cgroup
-from nagara.sandbox.netns import NetworkNamespace
 
 PREFIX = "nagara-lab-"
 _LOCK = "laboratory.lock"
@@ -265,20 +264,20 @@ class LabMachine:
         """No other machine's state, and no proxy between machines."""
         return {"NAGARA_STATE": str(self.state), "no_proxy": "*"}
 
-    def connect(self, port: int, *, timeout_s: float = 10.0) -> socket.socket:
-        """A connection made inside the machine to its own loopback. Raises OSError."""
-        spaces = NetworkNamespace.of_process(self.spaces.pid)
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The calling thread, and what it starts, is in this machine's network meanwhile."""
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        there = os.open(f"/proc/{self.spaces.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            opened = spaces.open_socket()
+            setns(there, CLONE_NEWNET)
+            try:
+                yield
+            finally:
+                setns(home, CLONE_NEWNET)
         finally:
-            spaces.close()
-        try:
-            opened.settimeout(timeout_s)
-            opened.connect(("127.0.0.1", port))
-        except BaseException:
-            opened.close()
-            raise
-        return opened
+            os.close(there)
+            os.close(home)
 
     def small_disk(self, name: str, size_bytes: int) -> Path:
         """A disk of that size at a folder of the state folder; for this machine alone."""
