@@ -19,6 +19,7 @@ from nagara.cli.instance import Instance
 from nagara.cli.lab_machines import Inside, LabMachine, Laboratory
 from nagara.cli.lab_rack import write_rack
 from nagara.control.client import CONTROL_FILE, connect
+from nagara.store.zone import FILE_NAME
 
 AGENT_PORT, CACHE_PORT, GATEWAY_PORT = 9300, 7070, 8080
 _UP_S = 120.0
@@ -52,15 +53,19 @@ class LabCluster:
         self.agents: dict[str, Inside] = {}
         self.control: Inside | None = None
         self._key: str | None = None
+        self._tools = state / "tools"
         for machine in lab.machines:
-            if (state / "tools").exists():
-                (machine.state / "tools").symlink_to((state / "tools").resolve())
+            self._equip(machine)
         if (state / "models").exists():
             (self.first.state / "models").symlink_to((state / "models").resolve())
         self._rack = lab.folder / "rack.json"
         write_rack(self._rack, [agent_address(machine) for machine in self.others], devices)
         self._pool = lab.folder / "pool.toml"
         self._write_pool(devices * len(self.others) + own_slots, own_slots)
+
+    def _equip(self, machine: LabMachine) -> None:
+        if self._tools.exists():
+            (machine.state / "tools").symlink_to(self._tools.resolve())
 
     def _write_pool(self, slots: int, own_slots: int) -> None:
         program = [sys.executable, "-P", "-m", "nagara.cli.lab_rack", str(self._rack)]
@@ -109,8 +114,36 @@ class LabCluster:
 
     def ready_machines(self) -> list[str]:
         """Addresses of the other machines that are ready."""
+        return sorted(self._ready() - {""})
+
+    def _ready(self) -> set[str]:
         machines = self.instance().admin.pool()["machines"]
-        return [one["address"] for one in machines if one["state"] == "ready" and one["address"]]
+        return {one["address"] for one in machines if one["state"] == "ready"}
+
+    def only(self, *machines: LabMachine) -> None:
+        """From now on replicas go to these machines alone."""
+        wanted = {"" if one is self.first else agent_address(one) for one in machines}
+        admin = self.instance().admin
+        for one in admin.pool()["machines"]:
+            if one["address"] in wanted and one["state"] == "draining":
+                admin.order_machine(one["name"], "resume")
+            if one["address"] not in wanted and one["state"] == "ready":
+                admin.order_machine(one["name"], "drain")
+        wait_for(lambda: self._ready() == wanted, "other machines are used")
+
+    def until_told(self, machine: LabMachine) -> None:
+        """Returns when the machine knows where its zone's objects are."""
+        told = machine.state / "store" / FILE_NAME
+        wait_for(told.exists, "the machine is not told of the zone's caches")
+
+    def renew(self, machine: LabMachine) -> LabMachine:
+        """Another machine in the place of one: same address, nothing on it but an agent."""
+        number = self.lab.machines.index(machine)
+        new = self.lab.renew(number)
+        self.others[number - 1] = new
+        self._equip(new)
+        self.begin_agent(new)
+        return new
 
     def instance(self) -> Instance:
         """How it is asked, from inside the first machine's network."""

@@ -210,8 +210,10 @@ class Link:
         wire.stdout.close()
 
     def close(self) -> None:
-        """Ends what carries frames."""
+        """Unplugs it."""
         self._end_wire()
+        with contextlib.suppress(LaboratoryError):  # the machine has ended, and its end with it
+            self._switch.network("ip", "link", "delete", self._port)
 
 
 class LabMachine:
@@ -242,8 +244,8 @@ class LabMachine:
 
     def close(self) -> None:
         """Everything inside ends."""
-        self.link.close()
         self.spaces.close()
+        self.link.close()
         for inside in self._begun:
             inside.end(signal.SIGKILL)
 
@@ -302,9 +304,39 @@ class LabMachine:
 class Laboratory:
     """Machines at one switch."""
 
-    def __init__(self, folder: Path, machines: Sequence[LabMachine]) -> None:
+    def __init__(self, folder: Path, switch: Namespaces) -> None:
         self.folder = folder
-        self.machines = machines
+        self.machines: list[LabMachine] = []
+        self._switch = switch
+        self._made = 0
+
+    def add(self) -> None:
+        """One more machine."""
+        self.machines.append(self._new(len(self.machines)))
+
+    def renew(self, number: int) -> LabMachine:
+        """Ends a machine and puts one with nothing on it in its place, with its address."""
+        self.machines[number].close()
+        self.machines[number] = new = self._new(number)
+        return new
+
+    def _new(self, number: int) -> LabMachine:
+        folder = self.folder / f"m{number}"
+        while folder.exists():
+            self._made += 1
+            folder = self.folder / f"m{number}-{self._made}"
+        spaces = Namespaces(f"m{number}")
+        try:
+            link = Link(self._switch, spaces, number)
+        except BaseException:
+            spaces.close()
+            raise
+        return LabMachine(folder, spaces, link, number)
+
+    def close(self) -> None:
+        """Ends all machines."""
+        for machine in self.machines:
+            machine.close()
 
 
 @contextmanager
@@ -328,15 +360,11 @@ def laboratory(below: Path, count: int) -> Iterator[Laboratory]:
         held.callback(switch.close)
         switch.network("ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0")
         switch.network("ip", "link", "set", "br0", "up")
-        machines = []
-        for number in range(count):
-            spaces = Namespaces(f"m{number}")
-            held.callback(spaces.close)
-            link = Link(switch, spaces, number)
-            machine = LabMachine(folder / spaces.name, spaces, link, number)
-            held.callback(machine.close)
-            machines.append(machine)
-        yield Laboratory(folder, machines)
+        made = Laboratory(folder, switch)
+        held.callback(made.close)
+        for _ in range(count):
+            made.add()
+        yield made
 
 
 def clear_leftovers(below: Path) -> list[Path]:

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nagara import __version__
@@ -123,9 +123,13 @@ class NodeSnapshots:
     def _find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         key = self.key(spec)
         found = self._find_here(spec, key)
-        if isinstance(found, NoSnapshot) and self._far.bring(spec.tenant, spec.app, key):
-            return self._find_here(spec, key)
-        return found
+        if isinstance(found, Snapshot):
+            return found
+        brought = self._far.bring(spec.tenant, spec.app, key)
+        if isinstance(brought, NoneFits):
+            reasons = "; ".join(brought.reasons)
+            return replace(found, reason=f"{found.reason}, and no other machine's fits: {reasons}")
+        return self._find_here(spec, key) if brought else found
 
     def _find_here(self, spec: ReplicaSpec, key: str) -> Snapshot | NoSnapshot:
         by_name = {

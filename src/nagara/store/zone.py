@@ -59,6 +59,7 @@ def read_zone(folder: Path) -> Zone:
 
 def write_zone(folder: Path, zone: Zone) -> bool:
     """Keeps what was told; False if that was known. Raises OSError."""
+    zone = zone if zone.caches else NO_ZONE  # what is shown to nobody need not be on the disk
     if read_zone(folder) == zone:
         return False
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
