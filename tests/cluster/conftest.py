@@ -30,13 +30,15 @@ class Cluster(LabCluster):
         self.first.spaces.run("python3", "-m", "venv", "--without-pip", str(folder / "venv"))
         return f"venv:{folder}/venv"
 
-    def deploy(self, image: str, *more: str, name: str = "obedient", snapshot: bool = True) -> None:
+    def deploy(
+        self, image: str, *more: str, name: str = "obedient", snapshot: bool = True, first: str = ""
+    ) -> None:
         canary = 'snapshot = {canary = {path = "/canary"}}' if snapshot else "snapshot = false"
         lines = [
             f"[app.{name}]",
             f"image = {json.dumps(image)}",
             f"command = {json.dumps(['python', '-S', '-c', OBEDIENT])}",
-            'env = {LISTEN = "${PORT}"}',
+            f'env = {{LISTEN = "${{PORT}}", FIRST = {json.dumps(first)}}}',
             'ready = "/"',
             canary,
             *more,
@@ -67,6 +69,14 @@ class Cluster(LabCluster):
             for path in machine.state.glob(f"store/tenants/default/roots/{kind}/*")
             if path.name[0] != "."
         )
+
+    def replicas_on(self, machine: LabMachine) -> list[str]:
+        """Names of the replicas that a machine has anything of."""
+        return sorted(path.name for path in machine.state.glob("node/replicas/[!.]*"))
+
+    def machine_of(self, replica: str) -> LabMachine:
+        (found,) = (one for one in self.lab.machines if replica in self.replicas_on(one))
+        return found
 
     def logs(self) -> str:
         """What every process of every machine has said last."""
