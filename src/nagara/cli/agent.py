@@ -5,6 +5,7 @@ and are taken over by the next one; a keeper that has no replica left ends with 
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 import pwd
@@ -38,6 +39,16 @@ def agent_socket(state: Path) -> Path:
     return state / "agent.sock"
 
 
+def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Checks that name servers are named by IPv4 addresses."""
+    for address in given:
+        try:
+            ipaddress.IPv4Address(address)
+        except ValueError:
+            raise click.BadParameter(f"{address!r} is no IPv4 address", param=option) from None
+    return given
+
+
 @click.command()
 @click.option(
     "--socket",
@@ -50,6 +61,13 @@ def agent_socket(state: Path) -> Path:
     metavar="NAME",
     help="A user whose control process may use this agent: it can then run commands in "
     "containers with this agent's rights.",
+)
+@click.option(
+    "--dns",
+    metavar="ADDRESS",
+    multiple=True,
+    callback=addresses,
+    help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
 )
 @click.option(
     "--listen",
@@ -78,6 +96,7 @@ def agent(
     settings: Settings,
     path: Path | None,
     allow_user: str | None,
+    dns: tuple[str, ...],
     listen: str | None,
     token_file: Path | None,
     certificates: Path | None,
@@ -102,7 +121,7 @@ def agent(
                 token = member_token(cluster.token.value.encode())
                 member = Member(token, certificates, serves_at)
             with serving_objects(settings.state / "store", member):
-                node = build_node(settings.state, member)
+                node = build_node(settings.state, dns, member)
                 served = _serve(
                     node, settings.state, socket, owner, offer, end_with_input=end_with_input
                 )

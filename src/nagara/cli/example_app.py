@@ -10,6 +10,8 @@ from typing import Any
 from nagara.engine.errors import UnsupportedError
 from nagara.engine.kernels.build import compile_all
 
+# A compiler on two busy cores takes many minutes, and the requests that measure it wait for that.
+_PATIENCE = '{start = "50m", queue = "50m"}'
 # A cache that fits a demonstration: what a snapshot carries of it is empty, but carried.
 _VLLM_CACHE_BYTES = 128 << 20
 
@@ -58,7 +60,7 @@ def engine_app(
         f"scale    = {{min = {min_replicas}, max = {max_replicas}, "
         f'concurrency = {concurrency}, idle = "10m"}}',
         f"snapshot = {json.dumps(snapshot)}",
-        'timeouts = {start = "15m"}',
+        f"timeouts = {_PATIENCE}",
     ]
     if compile_cache:
         folders = {"TORCHINDUCTOR_CACHE_DIR": compile_cache, "TRITON_CACHE_DIR": compile_cache}
@@ -103,7 +105,7 @@ def vllm_app(
         'ready    = "/health"',
         f'scale    = {{min = 0, max = {max_replicas}, concurrency = 8, idle = "30m"}}',
         f"snapshot = {json.dumps(snapshot)}",
-        'timeouts = {start = "15m"}',
+        f"timeouts = {_PATIENCE}",
         f"env      = {{{shown}}}",
     ]
     return "\n".join(lines) + "\n"

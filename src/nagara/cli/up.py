@@ -19,7 +19,7 @@ import click
 
 from nagara.base.errors import NagaraError, UsageError
 from nagara.base.linux import die_with_parent
-from nagara.cli.agent import agent_socket
+from nagara.cli.agent import addresses, agent_socket
 from nagara.cli.reaching import agent_options, reached, wanted
 from nagara.cli.settings import Settings
 from nagara.contract.node import NodeUnavailableError
@@ -101,6 +101,13 @@ _log = logging.getLogger(__name__)
     envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
     help="Send traces to the OpenTelemetry collector there, as OTLP over HTTP.",
 )
+@click.option(
+    "--dns",
+    metavar="ADDRESS",
+    multiple=True,
+    callback=addresses,
+    help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
+)
 @click.option("--keep-replicas", is_flag=True, help="Leave ready replicas running at the end.")
 @click.option("--end-with-parent", is_flag=True, hidden=True)
 @click.pass_obj
@@ -119,6 +126,7 @@ def up(
     user: str | None,
     database: str | None,
     otlp: str | None,
+    dns: tuple[str, ...],
     keep_replicas: bool,
     end_with_parent: bool,
 ) -> None:
@@ -132,11 +140,11 @@ def up(
     wish = wanted(slots, pool_file, token_file, certificates)
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     settings.state.mkdir(parents=True, exist_ok=True)
-    zone = agent_options(wish, cache, socket)
+    options = agent_options(wish, cache, socket, dns)
 
     async def run() -> None:
         async with (
-            _agent(settings.state, socket, user, zone) as path,
+            _agent(settings.state, socket, user, options) as path,
             reached(settings.state, path, wish) as machines,  # reads files, as who we still are
         ):
             if user:
@@ -207,7 +215,7 @@ def _stop_on_signal(control: Control, *, keep: bool, is_tied: bool) -> None:
 
 @contextlib.asynccontextmanager
 async def _agent(
-    state: Path, given: Path | None, user: str | None, zone: list[str]
+    state: Path, given: Path | None, user: str | None, options: list[str]
 ) -> AsyncIterator[Path]:
     """The socket of a running agent: the one given, or one of our own that is kept alive."""
     if given is not None:
@@ -216,7 +224,7 @@ async def _agent(
         return
     path = agent_socket(state)
     command = [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent"]
-    command += ["--end-with-input", *(["--allow-user", user] if user else []), *zone]
+    command += ["--end-with-input", *(["--allow-user", user] if user else []), *options]
     first = await _start_agent(command)
     keeping = asyncio.create_task(_keep_alive(command, first), name="keep the agent alive")
     try:

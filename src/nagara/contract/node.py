@@ -15,6 +15,8 @@ from nagara.contract.replica import (
     ImageReport,
     NodeFacts,
     ReplicaStatus,
+    ReplicaUsage,
+    SnapshotStatus,
     StartOrder,
     StartReport,
 )
@@ -101,6 +103,10 @@ class Node(Protocol):
         """All replicas of this machine, including those that have ended and are not yet removed."""
         ...
 
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        """What its ready replicas use; those of which nothing is known are left out."""
+        ...
+
     def exits(self) -> AsyncIterator[ReplicaStatus]:
         """Yields each replica that ends by itself, as it happens."""
         ...
@@ -111,6 +117,10 @@ class Node(Protocol):
         Raises:
             ReplicaGoneError: no log of such a replica is kept.
         """
+        ...
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        """All snapshots of this machine, also those that nothing can be restored from."""
         ...
 
     async def forget_app(self, tenant: str, app: str) -> None:

@@ -163,8 +163,8 @@ class Control:
                     tasks = Tasks(group)
                     tasks.spawn(Retention(database, self._clock).run, "retention")
                     pool = await self._pool(database)
-                    values = AppSecrets(self._state_dir).values
-                    node = Machines(self._node, pool, self._nodes, values, self._clock)
+                    node = self._machines(pool)
+                    tasks.spawn(node.zone.run, "zone caches")
                     fleet = Fleet(
                         *(node, Lending(pool), state, self._models, self._clock, tasks),
                         self._telemetry,
@@ -218,6 +218,10 @@ class Control:
         self._drain_s = 0.0
         self.stop(keep=True)
 
+    def _machines(self, pool: PoolService) -> Machines:
+        values = AppSecrets(self._state_dir).values
+        return Machines(self._node, pool, self._nodes, values, self._clock)
+
     async def _pool(self, database: Database) -> PoolService:
         record = PoolRecord(database)
         saved = await record.read()
@@ -245,18 +249,18 @@ class Control:
         loops = [
             group.create_task(watch.listen(), name="listen to the node"),
             group.create_task(watch.compare_for_ever(), name="compare with the node"),
+            group.create_task(watch.measure_for_ever(), name="what replicas use"),
             group.create_task(
                 Scaling(fleet, self._clock, self._telemetry.metrics.decision_s).run(),
                 name="scaling",
             ),
             group.create_task(live.run(), name="watching"),
-            group.create_task(node.zone.run(), name="zone caches"),
         ]
         tracing = group.create_task(self._telemetry.tracer.run(), name="traces")
         gateway = Gateway(*(fleet.services, auth, fleet.broken, self._clock, self._telemetry, jobs))
         await jobs.begin()
         figures = self._figures(fleet, pool)
-        api = Api(deployments, fleet, node, state, auth, pool, figures, WatchApi(live))
+        api = Api(deployments, fleet, node, state, auth, pool, figures, WatchApi(live, node))
         runner = _server(gateway, api, WebPage())
         await runner.setup()
         try:

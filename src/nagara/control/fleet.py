@@ -33,6 +33,7 @@ from nagara.control.rollout import give_way, roll
 from nagara.control.service import SHORT_PAUSE_S, Service, longest_idle
 from nagara.control.start_record import failed, succeeded
 from nagara.control.state import StartRecord, State
+from nagara.control.strain import Strain
 from nagara.control.supply import NoSupplyError, Supply
 from nagara.control.tasks import Tasks, surely
 from nagara.control.telemetry import Telemetry, started
@@ -66,6 +67,7 @@ class Fleet:
         scopes: Scopes | None = None,
     ) -> None:
         self.services: dict[str, Service] = {}
+        self.strain = Strain()
         self._node = node
         self._state = state
         self._models = models
@@ -125,7 +127,7 @@ class Fleet:
         service: Service
         want, failed = (lambda: self._want(service)), (lambda: service.failures.reason)
         dispatcher = Dispatcher(self._clock, want, lambda: service.queue_s(), failed)
-        service = Service(app, version, dispatcher)
+        service = Service(app, version, dispatcher, strain=self.strain)
         self.services[app.name] = service
         self.expect(app)
         return service
@@ -351,7 +353,13 @@ class Fleet:
 
     # -- ending ----------------------------------------------------------------------------
 
-    async def _retire(self, service: Service, replica: Replica, endpoint: Endpoint | None) -> None:
+    async def _retire(
+        self,
+        service: Service,
+        replica: Replica,
+        endpoint: Endpoint | None,
+        reason: str | None = None,
+    ) -> None:
         """Ends a replica whose route is gone, after its last request or its own end."""
         if endpoint is not None:
             if replica.state is _S.DRAINING:
@@ -363,7 +371,7 @@ class Fleet:
         await self._stop_surely(replica.name)
         if replica.state is _S.STOPPING:
             replica.on(ReplicaEvent.STOPPED)
-        await self._state.set_replica(replica.name, replica.state)
+        await self._state.set_replica(replica.name, replica.state, reason)
         self._gone(service, replica)
 
     async def _stop_surely(self, name: str) -> None:
@@ -450,8 +458,12 @@ class Fleet:
 
         self._tasks.spawn(stop, f"stop unknown {name}")
 
-    def ended(self, name: str, exit_code: int | None) -> None:
-        """A replica has ended by itself: whatever runs on it fails, and it is replaced."""
+    def ended(self, name: str, exit_code: int | None, reason: str | None = None) -> None:
+        """A replica has ended: whatever runs on it fails, and it is replaced.
+
+        Args:
+            reason: why its machine has ended it; None: by itself.
+        """
         if name not in self._all:
             return
         service, replica = self._all[name]
@@ -461,10 +473,12 @@ class Fleet:
         replica.on(ReplicaEvent.EXITED)
         if was_ready:
             how = "disappeared" if exit_code is None else f"ended by itself (exit code {exit_code})"
+            how = how if reason is None else f"was ended: {reason}"
             _log.warning("%s: %s", name, how)
             self._note_early_end(service, name, f"{name} {how}")
             endpoint = service.dispatcher.remove(name)
-            self._tasks.spawn(partial(self._retire, service, replica, endpoint), f"bury {name}")
+            retire = partial(self._retire, service, replica, endpoint, reason)
+            self._tasks.spawn(retire, f"bury {name}")
             self.nudge(service)
         else:
             self._draining.cut(name)

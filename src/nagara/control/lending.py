@@ -21,7 +21,9 @@ def wanted_by(app: App) -> DemandClass:
 
 def needs_of(app: App) -> Resources:
     """What a replica takes of its machine beside devices: what it is limited to."""
-    return Resources(app.limits.cpu or 0.0, app.limits.memory_bytes or 0)
+    return Resources(
+        app.limits.cpu or 0.0, app.limits.memory_bytes or 0, app.limits.disk_bytes or 0
+    )
 
 
 class Lending:

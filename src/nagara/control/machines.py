@@ -24,6 +24,8 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    ReplicaUsage,
+    SnapshotStatus,
     StartOrder,
     StartReport,
 )
@@ -183,6 +185,18 @@ class Machines:
         self._last_seen[machine.name] = statuses
         return statuses
 
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        """A machine that does not answer in time is left out."""
+        asked = [self._own.usage(), *(self._usage_of(machine) for machine in self._others())]
+        return tuple(usage for found in await asyncio.gather(*asked) for usage in found)
+
+    async def _usage_of(self, machine: Machine) -> tuple[ReplicaUsage, ...]:
+        try:
+            async with _within(ANSWER_S, machine):
+                return await self._node(machine).usage()
+        except NodeError:  # `replicas` says it
+            return ()
+
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         queue: asyncio.Queue[ReplicaStatus | NodeError] = asyncio.Queue()
         listening = {"": asyncio.create_task(_listen(self._own, queue, is_own=True))}
@@ -219,6 +233,21 @@ class Machines:
                     async with _within(ANSWER_S, machine):
                         return await self._node(machine).logs(replica, tail_bytes=tail_bytes)
             raise
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        """Those of machines that do not answer are left out."""
+        others = self._others()
+        found = await asyncio.gather(self._own.snapshots(), *map(self._snapshots_of, others))
+        return tuple(one for each in found for one in each)
+
+    async def _snapshots_of(self, machine: Machine) -> tuple[SnapshotStatus, ...]:
+        try:
+            async with _within(ANSWER_S, machine):
+                found = await self._node(machine).snapshots()
+        except NodeError as error:
+            _log.warning("%s does not say what it has saved: %s", machine.name, error.what)
+            return ()
+        return tuple(replace(one, machine=machine.name) for one in found)
 
     async def forget_app(self, tenant: str, app: str) -> None:
         await self._own.forget_app(tenant, app)

@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import nagara
@@ -16,6 +17,7 @@ from nagara.node.local_node import LocalNode
 from nagara.node.logs import ReplicaLogs
 from nagara.node.process_runtime import ProcessRuntime
 from nagara.node.replica_images import NodeImages
+from nagara.node.replica_network import ReplicaNetworks
 from nagara.node.replica_trees import ReplicaTrees
 from nagara.node.sealing import SETTINGS_NAME, Sealing
 from nagara.node.snapshot_images import SnapshotImages
@@ -30,12 +32,17 @@ from nagara.snapshot.device.replica import find_device
 from nagara.snapshot.facts import read_host_facts
 from nagara.snapshot.levelling import can_level
 
+_WITHOUT_EROFS = "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
 
-def build_node(state: Path, member: Member = NO_MEMBER) -> LocalNode:
+
+def build_node(state: Path, resolvers: Sequence[str] = (), member: Member = NO_MEMBER) -> LocalNode:
     """The node of this machine with its state below `state`, a member of its zone.
 
     As root with runc: containers, and snapshots where CRIU and mkfs.erofs are there too.
     Otherwise plain processes. `LocalNode.facts` says what is missing.
+
+    Args:
+        resolvers: name servers for replicas with a way out; empty takes the machine's.
     """
     folder = state / "node"
     keeper = keeper_of(state)
@@ -47,7 +54,8 @@ def build_node(state: Path, member: Member = NO_MEMBER) -> LocalNode:
     tools = find_tools(state / "tools")
     if tools.runc is None:
         return _process_node(folder, models, keeper, logs, tools.missing, member)
-    return _container_node(folder, state, keeper, logs, tools, member)
+    networks = ReplicaNetworks(state, resolvers)
+    return _container_node(folder, state, keeper, logs, tools, networks, member)
 
 
 def keeper_of(state: Path) -> KeeperClient:
@@ -82,6 +90,7 @@ def _container_node(
     keeper: KeeperClient,
     logs: ReplicaLogs,
     tools: Tools,
+    networks: ReplicaNetworks,
     member: Member,
 ) -> LocalNode:
     assert tools.runc is not None
@@ -102,6 +111,7 @@ def _container_node(
         snapshots=kept,
         can_level=can_level(facts),
         devices=DeviceOrders(device),
+        networks=networks,
     )
     missing = _missing(tools)
     snapshots = catalog = None
@@ -126,8 +136,7 @@ def _container_node(
 
 
 def _missing(tools: Tools) -> tuple[str, ...]:
-    erofs = "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
-    return (*tools.missing, *(() if shutil.which("mkfs.erofs") else (erofs,)))
+    return (*tools.missing, *(() if shutil.which("mkfs.erofs") else (_WITHOUT_EROFS,)))
 
 
 def node_images(state: Path, method: Method | None = None) -> NodeImages:

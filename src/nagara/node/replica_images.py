@@ -180,7 +180,7 @@ class NodeImages:
                 FileMemory(memory_path(store)) as memory,
                 self._shown(f"model {model.name}") as watch,
             ):
-                writer = ContentWriter(store, memory)
+                writer = ContentWriter(store, memory, keeps_files=True)
                 watch(writer)
                 # Links are followed: the store's folder may be another place's.
                 return import_model(store, folder.resolve(), model.name, writer, name).image

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import logging
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from nagara import __version__
 from nagara.base.errors import UsageError
 from nagara.base.units import format_bytes
-from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec
+from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec, SnapshotStatus
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.far_snapshots import FarSnapshots
@@ -26,6 +27,7 @@ from nagara.sandbox.sockets_open import open_connections
 from nagara.snapshot.canary import CanaryError, Question, agree
 from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import MEMORY, Catalog, Snapshot, SnapshotRecord, snapshot_from
+from nagara.snapshot.condition import Condition, conditions
 from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.levelling import LEVEL, levelled_variant
@@ -42,6 +44,7 @@ from nagara.snapshot.vector_use import users_of_avx512
 from nagara.store.errors import StoreError
 
 _QUIET_S = 10.0
+_TOLD = 1000  # of all snapshots: they must fit into one message
 
 _log = logging.getLogger(__name__)
 
@@ -315,6 +318,12 @@ class NodeSnapshots:
             await self._layers.unmount(name)
         await in_thread(self._published)
 
+    def statuses(self) -> tuple[SnapshotStatus, ...]:
+        """The newest of what is saved here. Blocking."""
+        found = [_status(one, self._facts) for one in conditions(self._catalog)]
+        found.sort(key=lambda status: status.created_at_s, reverse=True)
+        return tuple(found[:_TOLD])
+
     def clear_staging(self) -> None:
         """Ends and removes what captures of an earlier process have left. Blocking."""
         self._catalog.clear_staging()
@@ -345,6 +354,36 @@ def _keeps_to_the_level(running: Running, app: str) -> bool:
 
 def _variant(facts: HostFacts, saved: Saved) -> Variant:
     return levelled_variant(facts) if saved.is_levelled else Variant.of_host(facts)
+
+
+def _status(condition: Condition, facts: HostFacts) -> SnapshotStatus:
+    """What is told of a snapshot; of a damaged one, only whose it is."""
+    listed, share = condition.listed, condition.share
+    status = SnapshotStatus(
+        machine=socket.gethostname(),
+        tenant=listed.tenant,
+        app=listed.app,
+        snapshot=listed.name,
+        key=listed.key,
+        state=condition.state.value,
+        stored_bytes=share.stored_bytes,
+        shared_bytes=share.shared_bytes,
+        here_bytes=condition.here_bytes,
+        failures=condition.failures,
+        reasons=condition.reasons,
+    )
+    if listed.snapshot is None:
+        return status
+    record = listed.snapshot.record
+    return dataclasses.replace(
+        status,
+        cpu_flags=tuple(sorted(record.variant.cpu_flags)),
+        is_wide=record.variant.is_levelled,
+        misfit=record.variant.misfit(facts),
+        memory_bytes=record.memory_bytes,
+        layer_bytes=record.layer_bytes,
+        created_at_s=record.created_at_s,
+    )
 
 
 def _none_yet(in_quarantine: int) -> NoSnapshot:

@@ -26,6 +26,8 @@ from nagara.contract.replica import (
     ImageReport,
     NodeFacts,
     ReplicaStatus,
+    ReplicaUsage,
+    SnapshotStatus,
     StartOrder,
     StartReport,
 )
@@ -63,8 +65,10 @@ METHODS: dict[str, Method] = {
     "stop": _method(None, replica=str, grace_s=float),
     "dial": _method(None, replica=str),
     "replicas": _method(tuple[ReplicaStatus, ...]),
+    "usage": _method(tuple[ReplicaUsage, ...]),
     "exits": _method(ReplicaStatus),
     "logs": _method(Base64Bytes, replica=str, tail_bytes=int),
+    "snapshots": _method(tuple[SnapshotStatus, ...]),
     "forget_app": _method(None, tenant=str, app=str),
 }
 
