@@ -21,7 +21,7 @@ import click
 from nagara.base.errors import NagaraError, UsageError
 from nagara.base.linux import die_with_parent
 from nagara.cli.agent import addresses, agent_socket
-from nagara.cli.reaching import reached, wanted
+from nagara.cli.reaching import agent_options, reached, wanted
 from nagara.cli.settings import Settings
 from nagara.cli.text_file import read_text_file
 from nagara.contract.node import NodeUnavailableError
@@ -83,6 +83,11 @@ _log = logging.getLogger(__name__)
     help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
 )
 @click.option(
+    "--cache",
+    metavar="HOST:PORT",
+    help="Serve this machine's images, models and snapshots to the other machines there.",
+)
+@click.option(
     "--user",
     metavar="NAME",
     help="As root: run the control process as this user  [default: who called sudo]",
@@ -120,6 +125,7 @@ def up(
     socket: Path | None,
     token_file: Path | None,
     certificates: Path | None,
+    cache: str | None,
     user: str | None,
     database: str | None,
     otlp: str | None,
@@ -137,10 +143,11 @@ def up(
     wish = wanted(slots, pool_file, token_file, certificates)
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     settings.state.mkdir(parents=True, exist_ok=True)
+    options = agent_options(wish, cache, socket, dns)
 
     async def run() -> None:
         async with (
-            _agent(settings.state, socket, user, dns) as path,
+            _agent(settings.state, socket, user, options) as path,
             reached(settings.state, path, wish) as machines,  # reads files, as who we still are
         ):
             if user:
@@ -209,7 +216,7 @@ def _stop_on_signal(control: Control, *, keep: bool, is_tied: bool) -> None:
 
 @contextlib.asynccontextmanager
 async def _agent(
-    state: Path, given: Path | None, user: str | None, dns: tuple[str, ...]
+    state: Path, given: Path | None, user: str | None, options: list[str]
 ) -> AsyncIterator[Path]:
     """The socket of a running agent: the one given, or one of our own that is kept alive."""
     if given is not None:
@@ -218,8 +225,7 @@ async def _agent(
         return
     path = agent_socket(state)
     command = [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent"]
-    command += ["--end-with-input", *(["--allow-user", user] if user else [])]
-    command += [word for address in dns for word in ("--dns", address)]
+    command += ["--end-with-input", *(["--allow-user", user] if user else []), *options]
     first = await _start_agent(command)
     keeping = asyncio.create_task(_keep_alive(command, first), name="keep the agent alive")
     try:

@@ -320,3 +320,5 @@ class NodeFacts:
     can_snapshot: bool
     missing: tuple[str, ...] = ()  # what the machine lacks for the full path, in words
     bringing: tuple[str, ...] = ()  # images on their way to this machine, in words
+    cache: str | None = None  # where other machines find its objects, if it serves them
+    host_class: str = ""  # a snapshot made on one machine of a class fits all others of it
