@@ -1,7 +1,13 @@
 """Loads what chooses code by the CPU, has it compute, and tells by `chosen()` what it chose."""
 
-import ctypes, re, ssl, sys
-import numpy, torch
+import ctypes
+import ssl  # noqa: F401  # brings OpenSSL's library in
+import sys
+from pathlib import Path
+
+import numpy
+import torch
+
 numpy.random.rand(100_000).sum()
 some = torch.rand(256, 256)
 (some @ some).exp().sum()
@@ -9,9 +15,9 @@ torch.nn.functional.linear(some.to(torch.bfloat16), some.to(torch.bfloat16))
 
 
 def mapped(name):
-    for line in open("/proc/self/maps").read().splitlines():
-        if name in line:
-            return int(line.split("-")[0], 16), line.split()[-1]
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    line = next(line for line in lines if name in line)
+    return int(line.split("-")[0], 16), line.split()[-1]
 
 
 def chosen():
