@@ -309,6 +309,7 @@ class ImageMounts:
             lazy.supervise()
         if image.trace is not None:
             request = {"op": "prefetch", "name": holder, "trace": str(image.trace)}
+            request |= {"list": str(image.list)}
             distance_s = self.store(tenant).transfer.distance_s
             self._try(lazy, {**request, "distance_s": distance_s})
         if wants_recording(image):
