@@ -15,6 +15,7 @@ from nagara.contract.replica import (
     ImageReport,
     NodeFacts,
     ReplicaStatus,
+    ReplicaUsage,
     SnapshotStatus,
     StartOrder,
     StartReport,
@@ -48,6 +49,14 @@ class Node(Protocol):
 
     async def facts(self) -> NodeFacts:
         """What the machine is."""
+        ...
+
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        """Tells the machine where its zone's objects are: addresses, nearest first, in place of
+        those it was told before. Its own among them it passes over.
+
+        What was made there and the zone lacks is brought to the first cache, in the background.
+        """
         ...
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
@@ -92,6 +101,10 @@ class Node(Protocol):
 
     async def replicas(self) -> tuple[ReplicaStatus, ...]:
         """All replicas of this machine, including those that have ended and are not yet removed."""
+        ...
+
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        """What its ready replicas use; those of which nothing is known are left out."""
         ...
 
     def exits(self) -> AsyncIterator[ReplicaStatus]:

@@ -33,6 +33,7 @@ class Limits:
 
     cpu: float | None = None  # cores
     memory_bytes: int | None = None
+    disk_bytes: int | None = None  # of its own layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ class ReplicaSpec:
     image_index: str | None = None  # names the tree that `image` was at deployment; not for `host`
     secret_names: tuple[str, ...] = ()
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    network: str = "none"  # or "egress": it reaches what the machine reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,25 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaUsage:
+    """What a replica uses of what it may use; None: not known, or not bounded.
+
+    Memory is what cannot be taken from it at once: file content that is merely cached is left out.
+    `device` is how busy the busiest of its devices was at last, from 0 to 1.
+    """
+
+    replica: str
+    at_s: float  # when it was read, by the machine's monotonic clock
+    cpu_s: float  # CPU seconds since its start
+    cores: float  # that it may use
+    memory_bytes: int
+    memory_limit_bytes: int
+    disk_bytes: int | None = None
+    disk_limit_bytes: int | None = None
+    device: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What a machine is and how it starts replicas."""
 
@@ -299,3 +320,5 @@ class NodeFacts:
     can_snapshot: bool
     missing: tuple[str, ...] = ()  # what the machine lacks for the full path, in words
     bringing: tuple[str, ...] = ()  # images on their way to this machine, in words
+    cache: str | None = None  # where other machines find its objects, if it serves them
+    host_class: str = ""  # a snapshot made on one machine of a class fits all others of it

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
 import shutil
 import signal
 import socket
@@ -30,6 +29,7 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    ReplicaUsage,
     SnapshotStatus,
     StartKind,
     StartOrder,
@@ -41,14 +41,17 @@ from nagara.node.folder_claim import FolderClaim
 from nagara.node.host_parts import with_rest
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
+from nagara.node.node_facts import node_facts
 from nagara.node.owned_tasks import Leisure, finished, in_thread
 from nagara.node.readiness import until_ready
 from nagara.node.replica import Replica, record_of
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
 from nagara.node.replica_images import NodeImages
 from nagara.node.replica_lease import put_under_lease
+from nagara.node.replica_usage import end_what_outgrows, usage_of
 from nagara.node.runtime import Running, Runtime, with_weights
 from nagara.node.snapshots import NodeSnapshots, NoSnapshot
+from nagara.node.zone import NodeZone
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.keeper_client import KeeperClient, KeeperError, KeptChild
 from nagara.sandbox.signals import handles_signal
@@ -80,6 +83,7 @@ class LocalNode:
         logs: ReplicaLogs,
         snapshots: NodeSnapshots | None,
         images: NodeImages,
+        zone: NodeZone,
         missing: tuple[str, ...] = (),
     ) -> None:
         self._root = root
@@ -89,10 +93,11 @@ class LocalNode:
         self._snapshots = snapshots
         self._missing = missing
         self._images = images
+        self._zone = zone
         self._replicas: dict[str, Replica] = {}
         self._listeners: set[asyncio.Queue[ReplicaStatus]] = set()
         self._leisure = Leisure()
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
         self._claim = FolderClaim(root)
 
     async def open(self) -> None:
@@ -113,7 +118,11 @@ class LocalNode:
         except (OSError, NagaraError) as error:
             self._claim.give_up()
             raise as_node_error(error) from error
-        self._watcher = asyncio.create_task(self._watch(), name="replica exits")
+        limits = end_what_outgrows(self._replicas, self._keeper)
+        self._watchers = [
+            asyncio.create_task(self._watch(), name="replica exits"),
+            asyncio.create_task(limits, name="replica disks"),
+        ]
 
     async def _take_over(self) -> None:
         kept = {child.name: child for child in await self._keeper.children()}
@@ -145,9 +154,10 @@ class LocalNode:
         going = [r for r in self._replicas.values() if stop_replicas or r.making]
         await asyncio.gather(*(self.stop(replica.name) for replica in going))
         await self._leisure.ended()
-        if self._watcher:
-            self._watcher.cancel()
-            await asyncio.wait([self._watcher])
+        for watcher in self._watchers:
+            watcher.cancel()
+        if self._watchers:
+            await asyncio.wait(self._watchers)
         for replica in self._replicas.values():
             if replica.running:
                 replica.running.port.close()
@@ -159,15 +169,12 @@ class LocalNode:
         self._claim.give_up()
 
     async def facts(self) -> NodeFacts:
-        return NodeFacts(
-            machine=socket.gethostname(),
-            cores=len(os.sched_getaffinity(0)),
-            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-            isolation=self._runtime.isolation,
-            can_snapshot=self._snapshots is not None,
-            missing=self._missing,
-            bringing=self._images.bringing(),
-        )
+        return node_facts(self._runtime, self._snapshots, self._missing, self._images, self._zone)
+
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        await in_thread(self._zone.use, caches)
+        self._leisure.begin(self._zone.publish)
+        return await self.facts()
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         check_image_order(order)
@@ -293,6 +300,10 @@ class LocalNode:
 
     async def replicas(self) -> tuple[ReplicaStatus, ...]:
         return tuple(replica.status() for replica in self._replicas.values())
+
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        ready = [r for r in self._replicas.values() if r.record.ready and not r.is_ending]
+        return await in_thread(usage_of, ready)
 
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         queue: asyncio.Queue[ReplicaStatus] = asyncio.Queue()

@@ -31,7 +31,8 @@ async def until_ready(replica: Replica, running: Running, spec: ReplicaSpec) -> 
         ended.cancel()
         await asyncio.wait((ready, ended))
     if replica.exit_code is not None:
-        return f"its command ended with {spoken(replica.exit_code)} before it was ready"
+        how = replica.why_ended or f"its command ended with {spoken(replica.exit_code)}"
+        return f"{how} before it was ready"
     if not ready.cancelled():
         running.weights = weights_in(ready.result())
         return None

@@ -27,6 +27,7 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    ReplicaUsage,
     SnapshotStatus,
     StartKind,
     StartOrder,
@@ -82,7 +83,12 @@ class FakeNode:
         self.images: dict[str, str] = {}  # source → index; others cannot be had
         self.brought: list[ImageOrder] = []
         self.missing: tuple[str, ...] = ()  # what it lacks to save replicas
+        self.usages: list[ReplicaUsage] = []
         self.files: FilesReport | None = None  # of every start
+        self.cache: str | None = None  # where it says that it serves its objects
+        self.caches: tuple[str, ...] = ()  # it was told of
+        self.told = 0  # so often
+        self.host_class = "fake"
         self._clock = clock or SystemClock()
         self._fails = fails or (lambda spec: None)
         self._snapshots: dict[tuple[str, str, str], float] = {}  # when they were made
@@ -96,7 +102,17 @@ class FakeNode:
         """A small machine."""
         self._reach()
         can_snapshot = not self.missing
-        return NodeFacts("fake", 2, 2**32, "process", can_snapshot, self.missing)
+        return NodeFacts(
+            "fake", 2, 2**32, "process", can_snapshot, self.missing,
+            cache=self.cache, host_class=self.host_class,
+        )  # fmt: skip
+
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        """Keeps them in `caches`."""
+        self._reach()
+        self.caches = tuple(each for each in caches if each != self.cache)
+        self.told += 1
+        return await self.facts()
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         """Finds the image in `images`."""
@@ -187,6 +203,11 @@ class FakeNode:
         self._reach()
         return (*(_status(replica) for replica in self.live.values()), *self._ended.values())
 
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        """What `usages` says of those that run."""
+        self._reach()
+        return tuple(u for u in self.usages if u.replica in self.live)
+
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         """What `exit_replica` ends, as it happens."""
         self._reach()
@@ -238,13 +259,16 @@ class FakeNode:
 
     # -- what a test does to it ------------------------------------------------------------
 
-    async def exit_replica(self, replica: str, code: int = 1, *, is_seen: bool = True) -> None:
-        """The replica ends by itself. Unseen, only `replicas` tells it."""
+    async def exit_replica(
+        self, replica: str, code: int = 1, *, is_seen: bool = True, reason: str | None = None
+    ) -> None:
+        """The replica ends, by itself or for a reason. Unseen, only `replicas` tells it."""
         running = self.live.pop(replica)
         await running.end()
         status = ReplicaStatus(
             replica, running.order.spec.tenant, running.order.spec.app,
             running.order.spec.definition, running.order.lease, ready=False, exit_code=code,
+            detail={} if reason is None else {"reason": reason},
         )  # fmt: skip
         self._ended[replica] = status
         self._logs[replica] = running.log_text()
