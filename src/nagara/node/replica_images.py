@@ -36,7 +36,7 @@ from nagara.image.file_memory import FileMemory
 from nagara.image.images import Added, Image, find_image, image_from, list_images, remove_image
 from nagara.image.lazy_layer import DaemonError
 from nagara.image.model_import import import_model
-from nagara.image.mounting import ImageMounts, MountedImage
+from nagara.image.mounting import ImageMounts, MountedImage, data_layers
 from nagara.image.mounts import mount_points
 from nagara.image.recorder import Touch
 from nagara.image.sources import import_image, memory_path, parse_source
@@ -75,7 +75,7 @@ class ReplicaImages:
 
     @property
     def data_layers(self) -> tuple[Path, ...]:
-        return tuple(dict.fromkeys(d for each in self.mounted for d in each.data_layers))
+        return data_layers(self.mounted)
 
     @property
     def is_lazy(self) -> bool:
@@ -284,7 +284,9 @@ class NodeImages:
         touched = {each.holder: self._touched(each) for each in images.mounted}
         reads = [touch for touches in touched.values() for touch in touches or ()]
         progress = [self.opened().progress(each) for each in images.mounted]
-        is_counted = all(touches is not None for touches in touched.values())
+        is_counted = all(touches is not None for touches in touched.values()) and not any(
+            each.passing for each in images.mounted
+        )
         report = FilesReport(
             kind=images.kind,
             way=way,
@@ -320,7 +322,8 @@ class NodeImages:
         """Keeps what the start touched as the images' trace, and fetches the rest of them."""
         for each in images.mounted:
             try:
-                if touches := touched[each.holder]:
+                touches = touched[each.holder]
+                if touches is not None:
                     with self._tracing:
                         self.opened().add_touches(each, touches)
                 self.opened().fill(each)

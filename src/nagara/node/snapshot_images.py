@@ -156,8 +156,10 @@ class SnapshotImages:
         if mounted is None or not wants_recording(mounted.image):
             return
         try:
-            if touches := self._images.opened().touches(mounted):
-                self.shelf(mounted.tenant).record(mounted.image.name, touches)
+            touches = self._images.opened().touches(mounted)
+            shelf, is_partial = self.shelf(mounted.tenant), bool(mounted.passing)
+            if touches or is_partial:
+                shelf.record(mounted.image.name, touches, is_partial=is_partial)
         except (NagaraError, OSError) as error:
             _log.warning("%s: its trace is not kept: %s", mounted.image.name, error)
 
