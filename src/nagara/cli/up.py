@@ -103,6 +103,13 @@ _log = logging.getLogger(__name__)
     callback=addresses,
     help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
 )
+@click.option(
+    "--callback-host",
+    metavar="HOST",
+    multiple=True,
+    help="A host that queued requests may have called back, by name or pattern (*.example.com); "
+    "may be repeated  [default: none]",
+)
 @click.option("--keep-replicas", is_flag=True, help="Leave ready replicas running at the end.")
 @click.option("--end-with-parent", is_flag=True, hidden=True)
 @click.pass_obj
@@ -121,6 +128,7 @@ def up(
     database: str | None,
     otlp: str | None,
     dns: tuple[str, ...],
+    callback_host: tuple[str, ...],
     keep_replicas: bool,
     end_with_parent: bool,
 ) -> None:
@@ -153,6 +161,7 @@ def up(
                 auth=auth,
                 otlp=otlp,
                 database=database,
+                callback_hosts=callback_host,
             )
             _stop_on_signal(control, keep=keep_replicas, is_tied=end_with_parent)
             await control.run(_announce, app_file=app_file)
