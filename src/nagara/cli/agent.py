@@ -16,6 +16,7 @@ import click
 
 from nagara.base.errors import UsageError
 from nagara.base.folder_lock import only_holder
+from nagara.base.units import parse_size_bytes
 from nagara.cli.machine_checks import checks_of_machine, running_monitor
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
@@ -45,6 +46,14 @@ def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...])
         except ValueError:
             raise click.BadParameter(f"{address!r} is no IPv4 address", param=option) from None
     return given
+
+
+def size(_: click.Context, option: click.Parameter, given: str | None) -> int | None:
+    """Reads a size such as `200GB`."""
+    try:
+        return None if given is None else parse_size_bytes(given)
+    except UsageError as error:
+        raise click.BadParameter(error.what, param=option) from None
 
 
 @click.command()
@@ -83,6 +92,13 @@ def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...])
     type=click.Path(path_type=Path, file_okay=False),
     help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
 )
+@click.option(
+    "--disk-budget",
+    metavar="SIZE",
+    callback=size,
+    help="Bound logs, store, snapshots and old versions of this machine together (200GB); what "
+    "nobody needs goes, the oldest first  [default: none]",
+)
 @click.option("--end-with-input", is_flag=True, hidden=True)
 @click.pass_obj
 def agent(
@@ -90,6 +106,7 @@ def agent(
     path: Path | None,
     allow_user: str | None,
     dns: tuple[str, ...],
+    disk_budget: int | None,
     listen: str | None,
     token_file: Path | None,
     certificates: Path | None,
@@ -107,7 +124,7 @@ def agent(
             offer: Offer | None = None
             if at is not None:
                 offer = (*at, read_membership(settings.state, token_file, certificates))
-            node = build_node(settings.state, dns)
+            node = build_node(settings.state, dns, disk_budget)
             served = _serve(
                 node, settings.state, socket, owner, offer, end_with_input=end_with_input
             )

@@ -12,14 +12,14 @@ import os
 import pwd
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import click
 
 from nagara.base.errors import NagaraError, UsageError
 from nagara.base.linux import die_with_parent
-from nagara.cli.agent import addresses, agent_socket
+from nagara.cli.agent import addresses, agent_socket, size
 from nagara.cli.reaching import reached, wanted
 from nagara.cli.settings import Settings
 from nagara.contract.node import NodeUnavailableError
@@ -110,6 +110,13 @@ _log = logging.getLogger(__name__)
     help="A host that queued requests may have called back, by name or pattern (*.example.com); "
     "may be repeated  [default: none]",
 )
+@click.option(
+    "--disk-budget",
+    metavar="SIZE",
+    callback=size,
+    help="Bound logs, store, snapshots and old versions of this machine together (200GB); what "
+    "nobody needs goes, the oldest first  [default: none]",
+)
 @click.option("--keep-replicas", is_flag=True, help="Leave ready replicas running at the end.")
 @click.option("--end-with-parent", is_flag=True, hidden=True)
 @click.pass_obj
@@ -128,6 +135,7 @@ def up(
     database: str | None,
     otlp: str | None,
     dns: tuple[str, ...],
+    disk_budget: int | None,
     callback_host: tuple[str, ...],
     keep_replicas: bool,
     end_with_parent: bool,
@@ -138,22 +146,20 @@ def up(
     """
     if end_with_parent:
         die_with_parent(signal.SIGTERM)
-    app_file = _read(file)
+    app_file, told = _read(file), _told(dns, disk_budget)
     wish = wanted(slots, pool_file, token_file, certificates)
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     settings.state.mkdir(parents=True, exist_ok=True)
 
     async def run() -> None:
         async with (
-            _agent(settings.state, socket, user, dns) as path,
+            _agent(settings.state, socket, user, told) as path,
             reached(settings.state, path, wish) as machines,  # reads files, as who we still are
         ):
             if user:
                 _become(user, settings.state)
             control = Control(
-                settings.state,
-                RemoteNode(path),
-                machines.pool,
+                *(settings.state, RemoteNode(path), machines.pool),
                 nodes=machines.nodes,
                 host=host,
                 port=port,
@@ -167,6 +173,12 @@ def up(
             await control.run(_announce, app_file=app_file)
 
     asyncio.run(run())
+
+
+def _told(dns: Sequence[str], disk_bytes: int | None) -> list[str]:
+    """What the agent is told on its command line."""
+    budget = [] if disk_bytes is None else [f"--disk-budget={disk_bytes}B"]
+    return [*(f"--dns={address}" for address in dns), *budget]
 
 
 def _read(file: Path | None) -> tuple[str, str] | None:
@@ -217,7 +229,7 @@ def _stop_on_signal(control: Control, *, keep: bool, is_tied: bool) -> None:
 
 @contextlib.asynccontextmanager
 async def _agent(
-    state: Path, given: Path | None, user: str | None, dns: tuple[str, ...]
+    state: Path, given: Path | None, user: str | None, told: Sequence[str]
 ) -> AsyncIterator[Path]:
     """The socket of a running agent: the one given, or one of our own that is kept alive."""
     if given is not None:
@@ -227,7 +239,7 @@ async def _agent(
     path = agent_socket(state)
     command = [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent"]
     command += ["--end-with-input", *(["--allow-user", user] if user else [])]
-    command += [word for address in dns for word in ("--dns", address)]
+    command += told
     first = await _start_agent(command)
     keeping = asyncio.create_task(_keep_alive(command, first), name="keep the agent alive")
     try:

@@ -263,7 +263,7 @@ class Control:
         tracing = group.create_task(self._telemetry.tracer.run(), name="traces")
         gateway = Gateway(*(fleet.services, auth, fleet.broken, self._clock, self._telemetry, jobs))
         await jobs.begin()
-        figures = self._figures(fleet, pool)
+        figures = Figures(self._telemetry, fleet.services, pool, node)
         api = Api(deployments, fleet, node, state, auth, pool, figures, WatchApi(live, node))
         runner = _server(gateway, api, WebPage())
         await runner.setup()
@@ -283,9 +283,6 @@ class Control:
             tracing.cancel()
             await asyncio.wait([pooling, tracing])
             await pool.close()
-
-    def _figures(self, fleet: Fleet, pool: PoolService) -> Figures:
-        return Figures(self._telemetry, fleet.services, pool)
 
     async def _listen(self, runner: web.ServerRunner) -> str:
         site = web.TCPSite(runner, self._host, self._port)

@@ -34,7 +34,9 @@ from nagara.snapshot.levelling import can_level
 _WITHOUT_EROFS = "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
 
 
-def build_node(state: Path, resolvers: Sequence[str] = ()) -> LocalNode:
+def build_node(
+    state: Path, resolvers: Sequence[str] = (), disk_bytes: int | None = None
+) -> LocalNode:
     """The node of this machine with its state below `state`.
 
     As root with runc: containers, and snapshots where CRIU and mkfs.erofs are there too.
@@ -42,6 +44,7 @@ def build_node(state: Path, resolvers: Sequence[str] = ()) -> LocalNode:
 
     Args:
         resolvers: name servers for replicas with a way out; empty takes the machine's.
+        disk_bytes: bounds all that the node keeps below `state`; see `disk_budget`.
     """
     folder = state / "node"
     keeper = keeper_of(state)
@@ -49,12 +52,12 @@ def build_node(state: Path, resolvers: Sequence[str] = ()) -> LocalNode:
     models = state / "models"
     if os.geteuid() != 0:
         missing = ("root: replicas run as plain processes, without isolation and snapshots",)
-        return _process_node(folder, models, keeper, logs, missing)
+        return _process_node(folder, models, keeper, logs, missing, disk_bytes)
     tools = find_tools(state / "tools")
     if tools.runc is None:
-        return _process_node(folder, models, keeper, logs, tools.missing)
+        return _process_node(folder, models, keeper, logs, tools.missing, disk_bytes)
     networks = ReplicaNetworks(state, resolvers)
-    return _container_node(folder, state, keeper, logs, tools, networks)
+    return _container_node(folder, state, keeper, logs, tools, networks, disk_bytes)
 
 
 def keeper_of(state: Path) -> KeeperClient:
@@ -63,7 +66,12 @@ def keeper_of(state: Path) -> KeeperClient:
 
 
 def _process_node(
-    folder: Path, models: Path, keeper: KeeperClient, logs: ReplicaLogs, missing: tuple[str, ...]
+    folder: Path,
+    models: Path,
+    keeper: KeeperClient,
+    logs: ReplicaLogs,
+    missing: tuple[str, ...],
+    disk_bytes: int | None = None,
 ) -> LocalNode:
     images = node_images(folder.parent, "checkout")
     return LocalNode(
@@ -74,6 +82,7 @@ def _process_node(
         snapshots=None,
         images=images,
         missing=missing,
+        disk_bytes=disk_bytes,
     )
 
 
@@ -84,6 +93,7 @@ def _container_node(
     logs: ReplicaLogs,
     tools: Tools,
     networks: ReplicaNetworks,
+    disk_bytes: int | None,
 ) -> LocalNode:
     assert tools.runc is not None
     image = HostImage(state=state, needed=_own_environment())
@@ -112,11 +122,7 @@ def _container_node(
     if tools.criu is not None and not missing:
         catalog = Catalog(state / "snapshots", kept.shelf, kept.tenants)
         snapshots = NodeSnapshots(
-            catalog=catalog,
-            facts=facts,
-            runtime=runtime,
-            layers=layers,
-            images=kept,
+            catalog=catalog, facts=facts, runtime=runtime, layers=layers, images=kept
         )
     return LocalNode(
         root=folder / "replicas",
@@ -126,6 +132,7 @@ def _container_node(
         snapshots=snapshots,
         images=images,
         missing=tuple(missing),
+        disk_bytes=disk_bytes,
     )
 
 

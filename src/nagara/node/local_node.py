@@ -24,6 +24,7 @@ from nagara.contract.node import NodeError, ReplicaGoneError, StartFailedError
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    DiskReport,
     FilesReport,
     ImageOrder,
     ImageReport,
@@ -38,6 +39,7 @@ from nagara.contract.replica import (
 )
 from nagara.node.admission import check_image_order, check_name, check_order
 from nagara.node.asking import connected
+from nagara.node.disk_budget import DiskBudget
 from nagara.node.folder_claim import FolderClaim
 from nagara.node.host_parts import with_rest
 from nagara.node.logs import ReplicaLogs
@@ -71,6 +73,7 @@ class LocalNode:
         root: folder of the replicas' folders.
         snapshots: None where replicas cannot be saved.
         missing: what this machine lacks, in words.
+        disk_bytes: see `disk_budget`.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class LocalNode:
         logs: ReplicaLogs,
         snapshots: NodeSnapshots | None,
         images: NodeImages,
+        disk_bytes: int | None = None,
         missing: tuple[str, ...] = (),
     ) -> None:
         self._root = root
@@ -91,6 +95,8 @@ class LocalNode:
         self._snapshots = snapshots
         self._missing = missing
         self._images = images
+        catalog = None if snapshots is None else snapshots.catalog
+        self._budget = DiskBudget(root.parent.parent, images, logs, catalog, disk_bytes)
         self._replicas: dict[str, Replica] = {}
         self._listeners: set[asyncio.Queue[ReplicaStatus]] = set()
         self._leisure = Leisure()
@@ -119,6 +125,7 @@ class LocalNode:
         self._watchers = [
             asyncio.create_task(self._watch(), name="replica exits"),
             asyncio.create_task(limits, name="replica disks"),
+            asyncio.create_task(self._budget.keep(lambda: self._replicas), name="disk budget"),
         ]
 
     async def _take_over(self) -> None:
@@ -302,8 +309,10 @@ class LocalNode:
         return tuple(replica.status() for replica in self._replicas.values())
 
     async def usage(self) -> tuple[ReplicaUsage, ...]:
-        ready = [r for r in self._replicas.values() if r.record.ready and not r.is_ending]
-        return await in_thread(usage_of, ready)
+        return await in_thread(usage_of, list(self._replicas.values()))
+
+    async def disk(self) -> DiskReport:
+        return await in_thread(self._budget.report)
 
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         queue: asyncio.Queue[ReplicaStatus] = asyncio.Queue()
