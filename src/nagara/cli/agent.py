@@ -27,6 +27,8 @@ from nagara.node.machine_faults import as_node_error
 from nagara.node.network.address import split_address
 from nagara.node.network.membership import Membership, read_membership
 from nagara.node.network.server import TcpAgentServer
+from nagara.node.zone import NO_MEMBER, Member, serving_objects
+from nagara.store.zone import member_token
 
 Offer = tuple[str, int, Membership]  # where to be reached from other machines, and by whom
 
@@ -99,6 +101,11 @@ def size(_: click.Context, option: click.Parameter, given: str | None) -> int | 
     help="Bound logs, store, snapshots and old versions of this machine together (200GB); what "
     "nobody needs goes, the oldest first  [default: none]",
 )
+@click.option(
+    "--cache",
+    metavar="HOST:PORT",
+    help="Serve this machine's images, models and snapshots to the others there.",
+)
 @click.option("--end-with-input", is_flag=True, hidden=True)
 @click.pass_obj
 def agent(
@@ -110,25 +117,33 @@ def agent(
     listen: str | None,
     token_file: Path | None,
     certificates: Path | None,
+    cache: str | None,
     end_with_input: bool,
 ) -> None:
     """Run this machine's node agent alone."""
     owner = _user_id(allow_user) if allow_user else None
     at = None if listen is None else split_address(listen, is_own=True)
-    if at is None and (token_file or certificates):
+    serves_at = None if cache is None else split_address(cache)
+    if at is None and serves_at is None and (token_file or certificates):
         raise UsageError("other machines are not served", hint="add --listen HOST:PORT")
     hint = "another agent serves this state folder: is `nagara up` running already?"
     try:
         with only_holder(settings.state / "node", "agent.lock", hint):
             socket = path or agent_socket(settings.state)
             offer: Offer | None = None
-            if at is not None:
-                offer = (*at, read_membership(settings.state, token_file, certificates))
-            node = build_node(settings.state, dns, disk_budget)
-            served = _serve(
-                node, settings.state, socket, owner, offer, end_with_input=end_with_input
-            )
-            asyncio.run(served)
+            member = NO_MEMBER
+            if at is not None or serves_at is not None:
+                cluster = read_membership(settings.state, token_file, certificates)
+                offer = None if at is None else (*at, cluster)
+                token = member_token(cluster.token.value.encode())
+                member = Member(token, certificates, serves_at)
+            with serving_objects(settings.state / "store", member):
+                node = build_node(settings.state, dns, member)
+                node.budget.limit_bytes = disk_budget
+                served = _serve(
+                    node, settings.state, socket, owner, offer, end_with_input=end_with_input
+                )
+                asyncio.run(served)
     except OSError as error:  # a state folder that cannot be written
         raise as_node_error(error) from error
 

@@ -5,7 +5,7 @@ process gives up its rights.
 """
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,3 +87,29 @@ def _pool(state: Path, wish: Wanted, agents: Callable[[str, str], RemoteMachine]
     here = own_slots(file)
     own = None if here is None else own_offering(here, state)
     return PoolSetup(own, agents, open_providers(file), file.policy)
+
+
+def agent_options(
+    wish: Wanted,
+    cache: str | None,
+    running: Path | None,
+    dns: Sequence[str],
+    disk_bytes: int | None,
+) -> list[str]:
+    """What this machine's own agent is started with.
+
+    Args:
+        cache: where it is to serve its objects, if it is.
+        running: the socket of an agent that is used instead of an own one.
+        dns: resolvers of its replicas.
+        disk_bytes: bounds what it keeps on its disk.
+    """
+    plain = [word for address in dns for word in ("--dns", address)]
+    plain += [] if disk_bytes is None else ["--disk-budget", f"{disk_bytes}B"]
+    if cache is None:
+        return plain
+    if running is not None:
+        raise UsageError("an agent that runs already is told so itself", where="--cache")
+    given = (("--token-file", wish.token_file), ("--certificates", wish.certificates))
+    member = [word for name, path in given if path for word in (name, str(path))]
+    return [*plain, "--cache", cache, *member]

@@ -12,7 +12,8 @@ import os
 import pwd
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -20,10 +21,12 @@ import click
 from nagara.base.errors import NagaraError, UsageError
 from nagara.base.linux import die_with_parent
 from nagara.cli.agent import addresses, agent_socket, size
-from nagara.cli.reaching import reached, wanted
+from nagara.cli.reaching import agent_options, reached, wanted
 from nagara.cli.settings import Settings
+from nagara.cli.text_file import read_text_file
 from nagara.contract.node import NodeUnavailableError
 from nagara.contract.replica import ModelMount
+from nagara.control.auth import TOKEN_FILE
 from nagara.control.control import Control, Ready
 from nagara.image.models import find_model
 from nagara.node.remote_node import RemoteNode
@@ -80,6 +83,11 @@ _log = logging.getLogger(__name__)
     help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
 )
 @click.option(
+    "--cache",
+    metavar="HOST:PORT",
+    help="Serve this machine's images, models and snapshots to the other machines there.",
+)
+@click.option(
     "--user",
     metavar="NAME",
     help="As root: run the control process as this user  [default: who called sudo]",
@@ -131,6 +139,7 @@ def up(
     socket: Path | None,
     token_file: Path | None,
     certificates: Path | None,
+    cache: str | None,
     user: str | None,
     database: str | None,
     otlp: str | None,
@@ -146,48 +155,34 @@ def up(
     """
     if end_with_parent:
         die_with_parent(signal.SIGTERM)
-    app_file, told = _read(file), _told(dns, disk_budget)
+    app_file = _read(file)
     wish = wanted(slots, pool_file, token_file, certificates)
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     settings.state.mkdir(parents=True, exist_ok=True)
+    options = agent_options(wish, cache, socket, dns, disk_budget)
 
     async def run() -> None:
         async with (
-            _agent(settings.state, socket, user, told) as path,
+            _agent(settings.state, socket, user, options) as path,
             reached(settings.state, path, wish) as machines,  # reads files, as who we still are
         ):
             if user:
                 _become(user, settings.state)
             control = Control(
                 *(settings.state, RemoteNode(path), machines.pool),
-                nodes=machines.nodes,
-                host=host,
-                port=port,
-                models=_finder(settings.models_dir),
-                auth=auth,
-                otlp=otlp,
-                database=database,
-                callback_hosts=callback_host,
-            )
+                nodes=machines.nodes, host=host, port=port, models=_finder(settings.models_dir),
+                auth=auth, otlp=otlp, database=database, callback_hosts=callback_host,
+            )  # fmt: skip
             _stop_on_signal(control, keep=keep_replicas, is_tied=end_with_parent)
-            await control.run(_announce, app_file=app_file)
+            await control.run(partial(_announce, settings.state), app_file=app_file)
 
     asyncio.run(run())
-
-
-def _told(dns: Sequence[str], disk_bytes: int | None) -> list[str]:
-    """What the agent is told on its command line."""
-    budget = [] if disk_bytes is None else [f"--disk-budget={disk_bytes}B"]
-    return [*(f"--dns={address}" for address in dns), *budget]
 
 
 def _read(file: Path | None) -> tuple[str, str] | None:
     if file is None:
         return None
-    try:
-        return file.read_text(), str(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(file)) from error
+    return read_text_file(file, hint="nagara init writes one to begin with"), str(file)
 
 
 def _finder(models_dir: Path) -> Callable[[str], ModelMount]:
@@ -197,8 +192,9 @@ def _finder(models_dir: Path) -> Callable[[str], ModelMount]:
     return find
 
 
-def _announce(ready: Ready) -> None:
+def _announce(state: Path, ready: Ready) -> None:
     click.echo(f"nagara serves at {ready.url}")
+    click.echo(f"its page is there, too; the admin token: {state / TOKEN_FILE}")
     if ready.api_key:
         click.echo(f"API key: {ready.api_key}")
 
@@ -229,7 +225,7 @@ def _stop_on_signal(control: Control, *, keep: bool, is_tied: bool) -> None:
 
 @contextlib.asynccontextmanager
 async def _agent(
-    state: Path, given: Path | None, user: str | None, told: Sequence[str]
+    state: Path, given: Path | None, user: str | None, options: list[str]
 ) -> AsyncIterator[Path]:
     """The socket of a running agent: the one given, or one of our own that is kept alive."""
     if given is not None:
@@ -238,8 +234,7 @@ async def _agent(
         return
     path = agent_socket(state)
     command = [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent"]
-    command += ["--end-with-input", *(["--allow-user", user] if user else [])]
-    command += told
+    command += ["--end-with-input", *(["--allow-user", user] if user else []), *options]
     first = await _start_agent(command)
     keeping = asyncio.create_task(_keep_alive(command, first), name="keep the agent alive")
     try:

@@ -52,6 +52,14 @@ class Node(Protocol):
         """What the machine is."""
         ...
 
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        """Tells the machine where its zone's objects are: addresses, nearest first, in place of
+        those it was told before. Its own among them it passes over.
+
+        What was made there and the zone lacks is brought to the first cache, in the background.
+        """
+        ...
+
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         """Brings an app's image here, so that its replicas can be started; again is quick.
 

@@ -166,7 +166,7 @@ class TierRead:
 
 @dataclass(frozen=True, slots=True)
 class WeightsRead:
-    """Weights that a server has read again after it was put back."""
+    """Weights that a server has read, at its start or again after it was put back."""
 
     size_bytes: int
     seconds: float
@@ -190,7 +190,7 @@ class FilesReport:
     recorded_bytes: int | None = None
     prefetched_objects: int = 0
     prefetched_bytes: int = 0
-    weights: WeightsRead | None = None  # of a restored start whose server says so
+    weights: WeightsRead | None = None  # where the server says so: nagara's engine does
     tiers: tuple[TierRead, ...] = ()  # for all replicas of the tenant meanwhile, nearest first
 
 
@@ -329,3 +329,5 @@ class NodeFacts:
     can_snapshot: bool
     missing: tuple[str, ...] = ()  # what the machine lacks for the full path, in words
     bringing: tuple[str, ...] = ()  # images on their way to this machine, in words
+    cache: str | None = None  # where other machines find its objects, if it serves them
+    host_class: str = ""  # a snapshot made on one machine of a class fits all others of it

@@ -168,11 +168,12 @@ class Control:
                     tasks = Tasks(group)
                     tasks.spawn(Retention(database, self._clock).run, "retention")
                     pool = await self._pool(database)
-                    values = AppSecrets(self._state_dir).values
-                    node = Machines(self._node, pool, self._nodes, values)
+                    node = self._machines(pool)
+                    tasks.spawn(node.zone.run, "zone caches")
                     fleet = Fleet(
                         *(node, Lending(pool), state, self._models, self._clock, tasks),
                         self._telemetry,
+                        scopes=node,
                     )
                     pool.on_lost, pool.on_room = fleet.lost, fleet.hand_on
                     deployments = Deployments(fleet, node, state, self._clock)
@@ -225,6 +226,10 @@ class Control:
         record = JobRecord(database, self._clock)
         callbacks = Callbacks(record, self._callback_hosts, self._clock, tasks)
         return Jobs(record, fleet.services, fleet.broken, self._clock, tasks, callbacks)
+
+    def _machines(self, pool: PoolService) -> Machines:
+        values = AppSecrets(self._state_dir).values
+        return Machines(self._node, pool, self._nodes, values, self._clock)
 
     async def _pool(self, database: Database) -> PoolService:
         record = PoolRecord(database)

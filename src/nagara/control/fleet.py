@@ -22,7 +22,7 @@ from nagara.contract.node import Node, NodeUnavailableError
 from nagara.contract.replica import ModelMount, ReplicaStatus, StartKind, StartOrder, StartReport
 from nagara.control.app import App
 from nagara.control.autoscaler import after_restart
-from nagara.control.captures import Captures
+from nagara.control.captures import Captures, Scopes
 from nagara.control.dispatch import Dispatcher, Endpoint
 from nagara.control.draining import Draining
 from nagara.control.lending import Lending
@@ -64,6 +64,7 @@ class Fleet:
         clock: Clock,
         tasks: Tasks,
         telemetry: Telemetry,
+        scopes: Scopes | None = None,
     ) -> None:
         self.services: dict[str, Service] = {}
         self.strain = Strain()
@@ -77,7 +78,7 @@ class Fleet:
         self.hand_on = self._supply.hand_on  # slots may have become free
         self._lending = lending
         self.captures = Captures(
-            *(node, self._supply, state, self.mounts, clock, tasks.spawn, telemetry)
+            *(node, self._supply, state, self.mounts, clock, tasks.spawn, telemetry), scopes=scopes
         )
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._all: dict[str, tuple[Service, Replica]] = {}
@@ -290,7 +291,7 @@ class Fleet:
     async def _record_start(
         self, service: Service, replica: Replica, report: StartReport, record: StartRecord
     ) -> None:
-        self.captures.started(service, replica.app, report)
+        self.captures.started(service, replica.app, report, replica.lease)
         self._telemetry.start_ends(record)
         await self._state.add_start(record)
         if replica.state is _S.READY:

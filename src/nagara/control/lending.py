@@ -49,6 +49,14 @@ class Lending:
         )
         return granted.lease if isinstance(granted, Granted) else None
 
+    def claim_on(self, app: App, machine: str) -> Lease | None:
+        """A slot of another machine, if one is free."""
+        granted = self.pool.claim(
+            Claimant(app.name, app.priority), wanted_by(app), needs_of(app),
+            is_demand=False, machine=machine,
+        )  # fmt: skip
+        return granted.lease if isinstance(granted, Granted) else None
+
     async def durable(self) -> None:
         """Returns when everything claimed before is written down: only then may it be used."""
         await self.pool.durable()

@@ -6,10 +6,12 @@ which are slow to answer keep nothing else waiting.
 
 import asyncio
 import contextlib
+import json
+import math
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-from nagara.contract.replica import HookStep
+from nagara.contract.replica import HookStep, WeightsRead
 from nagara.node.runtime import Port
 from nagara.snapshot.canary import Answer, CanaryError, Question, ask, canonical
 
@@ -56,6 +58,17 @@ async def ask_step(port: Port, step: HookStep, token: str, timeout_s: float) -> 
         shown = answer.body[:200].decode(errors="replace")
         raise CanaryError(f"{step.path} answered {answer.status}: {shown}")
     return answer.body
+
+
+def weights_in(answer: bytes) -> WeightsRead | None:
+    """What nagara's engine says of its weights when it is ready, and when it wakes; of other
+    servers' answers nothing is expected."""
+    try:
+        found = json.loads(answer)["weights"]
+        read = WeightsRead(int(found["size_bytes"]), float(found["seconds"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return read if read.size_bytes >= 0 and 0 <= read.seconds < math.inf else None
 
 
 async def answer_of(

@@ -22,6 +22,7 @@ from nagara.node.replica_trees import ReplicaTrees
 from nagara.node.sealing import SETTINGS_NAME, Sealing
 from nagara.node.snapshot_images import SnapshotImages
 from nagara.node.snapshots import NodeSnapshots
+from nagara.node.zone import NO_MEMBER, Member, NodeZone
 from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.runc import Runc
 from nagara.sandbox.tools import Tools, find_tools
@@ -34,17 +35,14 @@ from nagara.snapshot.levelling import can_level
 _WITHOUT_EROFS = "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
 
 
-def build_node(
-    state: Path, resolvers: Sequence[str] = (), disk_bytes: int | None = None
-) -> LocalNode:
-    """The node of this machine with its state below `state`.
+def build_node(state: Path, resolvers: Sequence[str] = (), member: Member = NO_MEMBER) -> LocalNode:
+    """The node of this machine with its state below `state`, a member of its zone.
 
     As root with runc: containers, and snapshots where CRIU and mkfs.erofs are there too.
     Otherwise plain processes. `LocalNode.facts` says what is missing.
 
     Args:
         resolvers: name servers for replicas with a way out; empty takes the machine's.
-        disk_bytes: bounds all that the node keeps below `state`; see `disk_budget`.
     """
     folder = state / "node"
     keeper = keeper_of(state)
@@ -52,12 +50,12 @@ def build_node(
     models = state / "models"
     if os.geteuid() != 0:
         missing = ("root: replicas run as plain processes, without isolation and snapshots",)
-        return _process_node(folder, models, keeper, logs, missing, disk_bytes)
+        return _process_node(folder, models, keeper, logs, missing, member)
     tools = find_tools(state / "tools")
     if tools.runc is None:
-        return _process_node(folder, models, keeper, logs, tools.missing, disk_bytes)
+        return _process_node(folder, models, keeper, logs, tools.missing, member)
     networks = ReplicaNetworks(state, resolvers)
-    return _container_node(folder, state, keeper, logs, tools, networks, disk_bytes)
+    return _container_node(folder, state, keeper, logs, tools, networks, member)
 
 
 def keeper_of(state: Path) -> KeeperClient:
@@ -71,7 +69,7 @@ def _process_node(
     keeper: KeeperClient,
     logs: ReplicaLogs,
     missing: tuple[str, ...],
-    disk_bytes: int | None = None,
+    member: Member = NO_MEMBER,
 ) -> LocalNode:
     images = node_images(folder.parent, "checkout")
     return LocalNode(
@@ -81,8 +79,8 @@ def _process_node(
         logs=logs,
         snapshots=None,
         images=images,
+        zone=NodeZone(folder.parent / "store", images, None, member),
         missing=missing,
-        disk_bytes=disk_bytes,
     )
 
 
@@ -93,7 +91,7 @@ def _container_node(
     logs: ReplicaLogs,
     tools: Tools,
     networks: ReplicaNetworks,
-    disk_bytes: int | None,
+    member: Member,
 ) -> LocalNode:
     assert tools.runc is not None
     image = HostImage(state=state, needed=_own_environment())
@@ -115,15 +113,16 @@ def _container_node(
         devices=DeviceOrders(device),
         networks=networks,
     )
-    missing = list(tools.missing)
-    if shutil.which("mkfs.erofs") is None:
-        missing.append(_WITHOUT_EROFS)
-    snapshots = None
+    missing = _missing(tools)
+    snapshots = catalog = None
     if tools.criu is not None and not missing:
         catalog = Catalog(state / "snapshots", kept.shelf, kept.tenants)
+    zone = NodeZone(state / "store", images, catalog, member)
+    if catalog is not None:
         snapshots = NodeSnapshots(
-            catalog=catalog, facts=facts, runtime=runtime, layers=layers, images=kept
-        )
+            catalog=catalog, facts=facts, runtime=runtime,
+            layers=layers, images=kept, published=zone.publish,
+        )  # fmt: skip
     return LocalNode(
         root=folder / "replicas",
         runtime=runtime,
@@ -131,9 +130,13 @@ def _container_node(
         logs=logs,
         snapshots=snapshots,
         images=images,
-        missing=tuple(missing),
-        disk_bytes=disk_bytes,
+        zone=zone,
+        missing=missing,
     )
+
+
+def _missing(tools: Tools) -> tuple[str, ...]:
+    return (*tools.missing, *(() if shutil.which("mkfs.erofs") else (_WITHOUT_EROFS,)))
 
 
 def node_images(state: Path, method: Method | None = None) -> NodeImages:

@@ -66,7 +66,7 @@ class DiskBudget:
         images: NodeImages,
         logs: ReplicaLogs,
         catalog: Catalog | None,
-        limit_bytes: int | None,
+        limit_bytes: int | None = None,
         *,
         grace_s: float = GRACE_S,
     ) -> None:
@@ -74,7 +74,7 @@ class DiskBudget:
         self._images = images
         self._logs = logs
         self._catalog = catalog
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._grace_s = grace_s
         self._freed: Counter[str] = Counter()
         self._is_said = False
@@ -90,9 +90,9 @@ class DiskBudget:
 
     def look(self, running: Collection[str]) -> None:
         """Removes what has to go, in order, until everything fits."""
-        if self._limit_bytes is None:
+        if self.limit_bytes is None:
             return
-        over_bytes = sum(self._parts().values()) - self._limit_bytes
+        over_bytes = sum(self._parts().values()) - self.limit_bytes
         if over_bytes <= 0:
             self._is_said = False
             return
@@ -109,13 +109,13 @@ class DiskBudget:
             self._is_said = True
             _log.warning(
                 "the disk budget of %s is passed by %s, and all of it is in use",
-                *(format_bytes(self._limit_bytes), format_bytes(over_bytes)),
+                *(format_bytes(self.limit_bytes), format_bytes(over_bytes)),
             )
 
     def report(self) -> DiskReport:
         """What is there by part, and what was removed since this node began."""
         return DiskReport(
-            self._limit_bytes,
+            self.limit_bytes,
             tuple(sorted(self._parts().items())),
             tuple(sorted(self._freed.items())),
         )

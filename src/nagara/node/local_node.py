@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
 import shutil
 import signal
 import socket
@@ -44,6 +43,7 @@ from nagara.node.folder_claim import FolderClaim
 from nagara.node.host_parts import with_rest
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
+from nagara.node.node_facts import node_facts
 from nagara.node.owned_tasks import Leisure, finished, in_thread
 from nagara.node.readiness import until_ready
 from nagara.node.replica import Replica, record_of
@@ -53,6 +53,7 @@ from nagara.node.replica_lease import put_under_lease
 from nagara.node.replica_usage import end_what_outgrows, usage_of
 from nagara.node.runtime import Running, Runtime, with_weights
 from nagara.node.snapshots import NodeSnapshots, NoSnapshot
+from nagara.node.zone import NodeZone
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.keeper_client import KeeperClient, KeeperError, KeptChild
 from nagara.sandbox.signals import handles_signal
@@ -73,7 +74,6 @@ class LocalNode:
         root: folder of the replicas' folders.
         snapshots: None where replicas cannot be saved.
         missing: what this machine lacks, in words.
-        disk_bytes: see `disk_budget`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LocalNode:
         logs: ReplicaLogs,
         snapshots: NodeSnapshots | None,
         images: NodeImages,
-        disk_bytes: int | None = None,
+        zone: NodeZone,
         missing: tuple[str, ...] = (),
     ) -> None:
         self._root = root
@@ -96,7 +96,8 @@ class LocalNode:
         self._missing = missing
         self._images = images
         catalog = None if snapshots is None else snapshots.catalog
-        self._budget = DiskBudget(root.parent.parent, images, logs, catalog, disk_bytes)
+        self.budget = DiskBudget(root.parent.parent, images, logs, catalog)
+        self._zone = zone
         self._replicas: dict[str, Replica] = {}
         self._listeners: set[asyncio.Queue[ReplicaStatus]] = set()
         self._leisure = Leisure()
@@ -125,7 +126,7 @@ class LocalNode:
         self._watchers = [
             asyncio.create_task(self._watch(), name="replica exits"),
             asyncio.create_task(limits, name="replica disks"),
-            asyncio.create_task(self._budget.keep(lambda: self._replicas), name="disk budget"),
+            asyncio.create_task(self.budget.keep(lambda: self._replicas), name="disk budget"),
         ]
 
     async def _take_over(self) -> None:
@@ -173,15 +174,12 @@ class LocalNode:
         self._claim.give_up()
 
     async def facts(self) -> NodeFacts:
-        return NodeFacts(
-            machine=socket.gethostname(),
-            cores=len(os.sched_getaffinity(0)),
-            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-            isolation=self._runtime.isolation,
-            can_snapshot=self._snapshots is not None,
-            missing=self._missing,
-            bringing=self._images.bringing(),
-        )
+        return node_facts(self._runtime, self._snapshots, self._missing, self._images, self._zone)
+
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        await in_thread(self._zone.use, caches)
+        self._leisure.begin(self._zone.publish)
+        return await self.facts()
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         check_image_order(order)
@@ -312,7 +310,7 @@ class LocalNode:
         return await in_thread(usage_of, list(self._replicas.values()))
 
     async def disk(self) -> DiskReport:
-        return await in_thread(self._budget.report)
+        return await in_thread(self.budget.report)
 
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         queue: asyncio.Queue[ReplicaStatus] = asyncio.Queue()

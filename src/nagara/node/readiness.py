@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from nagara.contract.replica import ReplicaSpec
-from nagara.node.asking import answer_of
+from nagara.node.asking import answer_of, weights_in
 from nagara.node.replica import Replica, spoken
 from nagara.node.runtime import Port, Running
 from nagara.snapshot.canary import CanaryError
@@ -34,7 +34,7 @@ async def until_ready(replica: Replica, running: Running, spec: ReplicaSpec) -> 
         how = replica.why_ended or f"its command ended with {spoken(replica.exit_code)}"
         return f"{how} before it was ready"
     if not ready.cancelled():
-        ready.result()
+        running.weights = weights_in(ready.result())
         return None
     return (
         f"{spec.ready_path} was not answered with a 2xx in {spec.start_timeout_s:.0f} s; "
@@ -58,8 +58,8 @@ class _Readiness:
         self._app = app
         self.last = "was not asked yet"
 
-    async def reached(self) -> None:
-        """Returns when the replica is ready. Waits for ever: bound it outside.
+    async def reached(self) -> bytes:
+        """What the replica answers once it is ready. Waits for ever: bound it outside.
 
         The pauses grow with the time that has passed, so that asking delays no start by more
         than some per cent, and a server that logs each request is not flooded for long.
@@ -67,19 +67,21 @@ class _Readiness:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         is_said = False
-        while not await self._is_ready():
+        while (answer := await self._answer()) is None:
             passed_s = clock() - began_s
             if passed_s > _LONG_START_S and not is_said:
                 is_said = True
                 where = f"GET {self._path}"
                 _log.warning("%s: not ready for %d s: %s %s", self._app, passed_s, where, self.last)
             await asyncio.sleep(min(max(_FIRST_PAUSE_S, passed_s * _PAUSE_SHARE), _LONGEST_PAUSE_S))
+        return answer
 
-    async def _is_ready(self) -> bool:
+    async def _answer(self) -> bytes | None:
+        """None while it is not ready."""
         try:
             answer = await answer_of(self._port, self._path, None, _ANSWER_S)
         except (CanaryError, ConnectionError) as error:
             self.last = f"cannot be asked: {error}"
-            return False
+            return None
         self.last = f"answers {answer.status}"
-        return 200 <= answer.status < 300
+        return answer.body if 200 <= answer.status < 300 else None

@@ -40,6 +40,9 @@ class RemoteNode:
     async def facts(self) -> NodeFacts:
         return await self.call("facts")  # type: ignore[no-any-return]
 
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        return await self.call("use_caches", caches=caches)  # type: ignore[no-any-return]
+
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         return await self.call("bring_image", order=order)  # type: ignore[no-any-return]
 

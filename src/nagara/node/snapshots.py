@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nagara import __version__
@@ -32,7 +32,14 @@ from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.levelling import LEVEL, levelled_variant
 from nagara.snapshot.processes import processes_of
-from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
+from nagara.snapshot.variant import (
+    HostFacts,
+    NoneFits,
+    Variant,
+    choose,
+    host_class,
+    snapshot_key,
+)
 from nagara.snapshot.vector_use import users_of_avx512
 from nagara.store.errors import StoreError
 
@@ -51,7 +58,13 @@ class NoSnapshot:
 
 
 class NodeSnapshots:
-    """Finding and making snapshots. `facts` are this host's."""
+    """Finding and making snapshots.
+
+    Args:
+        facts: of this host.
+        published: lets the zone know that there are other snapshots here than before; may take
+            long, and sees to its own errors.
+    """
 
     def __init__(
         self,
@@ -61,8 +74,11 @@ class NodeSnapshots:
         runtime: ContainerRuntime,
         layers: FrozenLayers,
         images: SnapshotImages,
+        published: Callable[[], None] = lambda: None,
     ) -> None:
         self.catalog = catalog
+        self._published = published
+        self.host_class = host_class(facts)
         self._facts = facts
         self._runtime = runtime
         self._layers = layers
@@ -110,9 +126,13 @@ class NodeSnapshots:
     def _find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         key = self.key(spec)
         found = self._find_here(spec, key)
-        if isinstance(found, NoSnapshot) and self._far.bring(spec.tenant, spec.app, key):
-            return self._find_here(spec, key)
-        return found
+        if isinstance(found, Snapshot):
+            return found
+        brought = self._far.bring(spec.tenant, spec.app, key)
+        if isinstance(brought, NoneFits):
+            reasons = "; ".join(brought.reasons)
+            return replace(found, reason=f"{found.reason}, and no other machine's fits: {reasons}")
+        return self._find_here(spec, key) if brought else found
 
     def _find_here(self, spec: ReplicaSpec, key: str) -> Snapshot | NoSnapshot:
         by_name = {
@@ -180,6 +200,7 @@ class NodeSnapshots:
         if await in_thread(self.catalog.count_bad, snapshot, str(error)):
             _log.warning("snapshot %s is in quarantine: %s", snapshot.name, error)
             await self._layers.unmount(snapshot.name)
+            await in_thread(self._published)
 
     async def prepare(self, folder: ReplicaFolder, running: Running, spec: ReplicaSpec) -> str:
         """Before a capture: the canary's answer, hooks, and no connection left open.
@@ -257,6 +278,7 @@ class NodeSnapshots:
             raise CaptureError(f"cannot be kept: {error}", where=spec.app) from error
         for old in replaced:
             await self._layers.unmount(old)
+        await in_thread(self._published)  # whoever hears of the snapshot shall find it
         for note in saved.notes:
             _log.warning("%s: saved without something: %s", spec.app, note)
         return CaptureReport(
@@ -294,6 +316,7 @@ class NodeSnapshots:
         """Removes the app's snapshots."""
         for name in await in_thread(self.catalog.forget_app, tenant, app):
             await self._layers.unmount(name)
+        await in_thread(self._published)
 
     def statuses(self) -> tuple[SnapshotStatus, ...]:
         """The newest of what is saved here. Blocking."""

@@ -59,6 +59,7 @@ MACHINE_METHODS: dict[str, Method] = {  # of the `MachineAgent` protocol
 METHODS: dict[str, Method] = {
     **MACHINE_METHODS,
     "facts": _method(NodeFacts),
+    "use_caches": _method(NodeFacts, caches=tuple[str, ...]),
     "bring_image": _method(ImageReport, order=ImageOrder),
     "start": _method(StartReport, order=StartOrder),
     "capture": _method(CaptureReport, order=CaptureOrder),

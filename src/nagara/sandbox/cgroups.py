@@ -16,6 +16,7 @@ _MOUNT = Path("/sys/fs/cgroup")
 PARENT = "nagara"
 _NO_LIMIT = 1 << 60  # the older kind writes a number beyond all memory
 _REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01
+_END_S = 30.0
 
 
 def cgroup_folders(container: str) -> Iterator[Path]:
@@ -54,10 +55,26 @@ def kill_cgroup(container: str) -> int:
 
 
 def _members(folder: Path) -> set[int]:
-    try:
-        return {int(line) for line in (folder / "cgroup.procs").read_text().split()}
-    except OSError:
-        return set()
+    """Of the group and of those inside it."""
+    found: set[int] = set()
+    for inner, _, _ in os.walk(folder):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            found.update(map(int, Path(inner, "cgroup.procs").read_text().split()))
+    return found
+
+
+def end_cgroup(container: str) -> None:
+    """Ends whatever lives in the container's groups and removes them. Blocking.
+
+    Raises OSError (EBUSY) when something in them resists SIGKILL.
+    """
+    deadline_s = time.monotonic() + _END_S
+    while kill_cgroup(container):
+        thaw_cgroup(container)
+        if time.monotonic() > deadline_s:
+            raise OSError(errno.EBUSY, "processes do not end", f"{PARENT}/{container}")
+        time.sleep(_REMOVE_PAUSE_S)
+    remove_cgroup(container)
 
 
 def thaw_cgroup(container: str) -> None:

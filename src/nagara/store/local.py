@@ -270,8 +270,10 @@ class LocalTier:
 
         It is there for everyone at once and becomes *proven* when it has reached the disk.
         """
-        temporary.chmod(0o444)
-        space = temporary.stat().st_blocks * 512
+        state = temporary.stat()
+        if state.st_nlink == 1:  # else it is somebody's file, and keeps its mode
+            temporary.chmod(0o444)
+        space = state.st_blocks * 512
         self.folder.ledger.add(self.tenant, str(name), space)
         if chunk_list is not None:
             self.write_list(name, chunk_list)

@@ -87,6 +87,10 @@ class FakeNode:
         self.disk_report = DiskReport(None, (("logs", 0),))
         self.usages: list[ReplicaUsage] = []
         self.files: FilesReport | None = None  # of every start
+        self.cache: str | None = None  # where it says that it serves its objects
+        self.caches: tuple[str, ...] = ()  # it was told of
+        self.told = 0  # so often
+        self.host_class = "fake"
         self._clock = clock or SystemClock()
         self._fails = fails or (lambda spec: None)
         self._snapshots: dict[tuple[str, str, str], float] = {}  # when they were made
@@ -100,7 +104,17 @@ class FakeNode:
         """A small machine."""
         self._reach()
         can_snapshot = not self.missing
-        return NodeFacts("fake", 2, 2**32, "process", can_snapshot, self.missing)
+        return NodeFacts(
+            "fake", 2, 2**32, "process", can_snapshot, self.missing,
+            cache=self.cache, host_class=self.host_class,
+        )  # fmt: skip
+
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        """Keeps them in `caches`."""
+        self._reach()
+        self.caches = tuple(each for each in caches if each != self.cache)
+        self.told += 1
+        return await self.facts()
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         """Finds the image in `images`."""
