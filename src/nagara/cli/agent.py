@@ -16,6 +16,7 @@ import click
 
 from nagara.base.errors import UsageError
 from nagara.base.folder_lock import only_holder
+from nagara.base.units import parse_size_bytes
 from nagara.cli.machine_checks import checks_of_machine, running_monitor
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
@@ -47,6 +48,14 @@ def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...])
         except ValueError:
             raise click.BadParameter(f"{address!r} is no IPv4 address", param=option) from None
     return given
+
+
+def size(_: click.Context, option: click.Parameter, given: str | None) -> int | None:
+    """Reads a size such as `200GB`."""
+    try:
+        return None if given is None else parse_size_bytes(given)
+    except UsageError as error:
+        raise click.BadParameter(error.what, param=option) from None
 
 
 @click.command()
@@ -86,6 +95,13 @@ def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...])
     help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
 )
 @click.option(
+    "--disk-budget",
+    metavar="SIZE",
+    callback=size,
+    help="Bound logs, store, snapshots and old versions of this machine together (200GB); what "
+    "nobody needs goes, the oldest first  [default: none]",
+)
+@click.option(
     "--cache",
     metavar="HOST:PORT",
     help="Serve this machine's images, models and snapshots to the others there.",
@@ -97,6 +113,7 @@ def agent(
     path: Path | None,
     allow_user: str | None,
     dns: tuple[str, ...],
+    disk_budget: int | None,
     listen: str | None,
     token_file: Path | None,
     certificates: Path | None,
@@ -122,6 +139,7 @@ def agent(
                 member = Member(token, certificates, serves_at)
             with serving_objects(settings.state / "store", member):
                 node = build_node(settings.state, dns, member)
+                node.budget.limit_bytes = disk_budget
                 served = _serve(
                     node, settings.state, socket, owner, offer, end_with_input=end_with_input
                 )

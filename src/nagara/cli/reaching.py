@@ -90,7 +90,11 @@ def _pool(state: Path, wish: Wanted, agents: Callable[[str, str], RemoteMachine]
 
 
 def agent_options(
-    wish: Wanted, cache: str | None, running: Path | None, dns: Sequence[str]
+    wish: Wanted,
+    cache: str | None,
+    running: Path | None,
+    dns: Sequence[str],
+    disk_bytes: int | None,
 ) -> list[str]:
     """What this machine's own agent is started with.
 
@@ -98,12 +102,14 @@ def agent_options(
         cache: where it is to serve its objects, if it is.
         running: the socket of an agent that is used instead of an own one.
         dns: resolvers of its replicas.
+        disk_bytes: bounds what it keeps on its disk.
     """
-    resolvers = [word for address in dns for word in ("--dns", address)]
+    plain = [word for address in dns for word in ("--dns", address)]
+    plain += [] if disk_bytes is None else ["--disk-budget", f"{disk_bytes}B"]
     if cache is None:
-        return resolvers
+        return plain
     if running is not None:
         raise UsageError("an agent that runs already is told so itself", where="--cache")
     given = (("--token-file", wish.token_file), ("--certificates", wish.certificates))
     member = [word for name, path in given if path for word in (name, str(path))]
-    return [*resolvers, "--cache", cache, *member]
+    return [*plain, "--cache", cache, *member]

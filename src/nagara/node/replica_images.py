@@ -48,6 +48,7 @@ from nagara.store.roots import fetch_root, read_list, read_root, write_root
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
+APP_IMAGES = "app."  # how their names begin
 HOST = "host"
 STORED = "image:"  # an image that was imported under a name before
 _PART = "#"  # between a replica's folder and the number of what it holds
@@ -431,7 +432,7 @@ class NodeImages:
 
 def app_image(app: str, index: str) -> str:
     """The name of one of an app's images."""
-    return f"app.{app}.{index[:_INDEX_CHARS]}"
+    return f"{APP_IMAGES}{app}.{index[:_INDEX_CHARS]}"
 
 
 def _local_image(store: Store, name: str) -> Image | None:
