@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent))
+import chaos_image
 from chaos_check import Call, Fault, Verdict, judge
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Machine:
         self._up: subprocess.Popen[bytes] | None = None
         self._log = folder / "up.log"
         self._copies.mkdir()
+        self._folder = folder
 
     def begin(self) -> None:
         """Brings it up and waits until it serves."""
@@ -92,6 +94,7 @@ class Machine:
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(disk)], check=True)
         subprocess.run(["mount", "-o", "loop", str(disk), str(self._mount)], check=True)
         self.state.mkdir()
+        chaos_image.write_tier(self.state, chaos_image.make_image(self._folder))
         tools = Path(os.environ.get("NAGARA_STATE", ROOT / ".state")) / "tools"
         if tools.exists():
             (self.state / "tools").symlink_to(tools.resolve())
@@ -108,7 +111,7 @@ class Machine:
         """The app, two replicas at most, so that all of them are needed at times."""
         file = self.state / "chaos.toml"
         file.write_text(
-            '[app.chaos]\nimage = "host"\n'
+            f'[app.chaos]\nimage = "image:{chaos_image.NAME}"\n'
             f"command = {json.dumps(['python', '-c', APP, '${PORT}', self._marker])}\n"
             'ready = "/canary"\nscale = {max = 2, concurrency = 6, idle = "20s"}\n'
             'snapshot = {canary = {path = "/canary"}}\ntimeouts = {queue = "60s"}\n'
@@ -344,7 +347,7 @@ async def _break(
     ways: dict[str, tuple[int, Callable[[], list[str]]]] = {
         "replica": (5, machine.kill_replica),
         "agent": (2, machine.kill_agent),
-        "daemon": (1, machine.kill_daemon),
+        "daemon": (2, machine.kill_daemon),
         "control": (2, machine.kill_control),
         "disk": (1, machine.fill_disk),
     }

@@ -288,6 +288,7 @@ def control_metrics() -> str:
         one.add(*labels, seconds=1.0) if isinstance(one, Histogram) else one.add(*labels)
     service: Any = SimpleNamespace(
         app=SimpleNamespace(name="x"), replicas={"x": None},
+        strain=SimpleNamespace(shares=lambda replica: {"cpu": 0.5}),
         by_state=lambda: {replicas.ReplicaState.READY: 1},
         dispatcher=SimpleNamespace(held=1, demand=SimpleNamespace(now=1)),
     )  # fmt: skip
@@ -310,7 +311,7 @@ def engine_text() -> str:
 def api_document() -> dict[str, Any]:
     """The OpenAPI document of the admin API."""
     none: Any = None
-    api = Api(none, none, none, none, none, none, none, WatchApi(none))
+    api = Api(none, none, none, none, none, none, none, WatchApi(none, none))
     return openapi.document(api.routes)
 
 

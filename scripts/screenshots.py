@@ -36,9 +36,11 @@ def _busy(stand: PageStand) -> Callable[[], None]:
     names = ("chat", "embed", "vision")
     stand.node.scripts["broken"].always_fails = "ModuleNotFoundError: No module named 'flask'"
     stand.node.scripts["slow"].plain_s = 1e6
-    for name in names[:2]:
-        stand.node.scripts[name].can_snapshot = True
-        stand.node.scripts[name].capture_s = 1.5
+    for name, size_bytes in zip(names, (612_000_000, 96_000_000, 2_840_000_000), strict=True):
+        script = stand.node.scripts[name]
+        script.can_snapshot, script.capture_s, script.snapshot_bytes = True, 1.5, size_bytes
+        script.plain_s, script.restored_s = size_bytes / 3e8, size_bytes / 3e9
+    stand.node.scripts["embed"].failed_restores = ["the canary answered 'x' instead of 'y'"]
     stand.deploy(*map(app_text, (*names, "broken", "slow")))
     is_over = threading.Event()
     body = '{"model": "chat", "prompt": "x", "max_tokens": 24, "stream": true}'
@@ -66,6 +68,11 @@ def _busy(stand: PageStand) -> Callable[[], None]:
     return end
 
 
+def _rented(stand: PageStand, state: str) -> list[str]:
+    machines = stand.client.pool()["machines"]
+    return [one["name"] for one in machines if one["provider"] == "rack" and one["state"] == state]
+
+
 def _take(
     stand: PageStand, browser: Any, folder: Path, name: str, view: str, **options: Any
 ) -> None:
@@ -78,6 +85,8 @@ def _take(
     page.wait_for_selector(".start, tr[data-app], table")
     if view.startswith("app/"):
         page.wait_for_selector(".compare")
+    if view == "snapshots":
+        page.click("summary >> nth=0")
     if view == "starts":
         page.hover(".seg.files >> nth=3")
     page.wait_for_timeout(1500)
@@ -95,13 +104,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         state = Path(scratch) / "state"
         seed(state, 14, 400, name="team")
-        with page_stand(state) as stand, sync_playwright() as playwright:
+        with page_stand(state, rented=3) as stand, sync_playwright() as playwright:
             browser = playwright.chromium.launch(
                 executable_path=program, args=list(BROWSER_ARGUMENTS)
             )
             end = _busy(stand)
             until(lambda: stand.client.app("broken")["failures"] > 0)
             until(lambda: len(stand.node.live) >= 3)
+            until(lambda: len(_rented(stand, "ready")) == 3)
+            stand.client.order_machine(_rented(stand, "ready")[0], "diagnose?kind=heavy")
+            for name in ("chat", "embed", "vision"):
+                until(lambda: stand.client.app(name)["capture"]["state"] == "done")  # noqa: B023
+            for _ in range(3):
+                stand.client.fold("embed")
+                until(lambda: stand.client.app("embed")["replicas"]["ready"] > 0)
+            stand.node.scripts["vision"].quarantined = "the canary answered 'x' instead of 'y'"
             threading.Event().wait(_SAMPLES)  # so that the charts have something to show
             for name, view, options in (
                 ("apps", "", {}),
@@ -109,9 +126,14 @@ def main() -> None:
                 ("starts", "starts", {}),
                 ("start", "app/team-0003", {}),
                 ("pool", "pool", {}),
-                ("snapshots", "snapshots", {"color_scheme": "dark"}),
+                ("pool-dark", "pool", {"color_scheme": "dark"}),
+                ("snapshots", "snapshots", {}),
+                ("snapshots-dark", "snapshots", {"color_scheme": "dark"}),
+                ("app-busy", "app/embed", {}),
                 ("phone-apps", "", {"viewport": _PHONE}),
                 ("phone-start", "app/team-0003", {"viewport": _PHONE}),
+                ("phone-pool", "pool", {"viewport": _PHONE, "color_scheme": "dark"}),
+                ("phone-snapshots", "snapshots", {"viewport": _PHONE}),
             ):
                 _take(stand, browser, folder, name, view, **options)
             end()

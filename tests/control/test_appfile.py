@@ -7,7 +7,7 @@ import pytest
 
 from nagara.contract.replica import ModelMount, SnapshotHooks
 from nagara.control.app_document import from_document, to_document
-from nagara.control.appfile import LATER, parse_apps
+from nagara.control.appfile import parse_apps
 from nagara.control.errors import AppFileError
 from nagara.control.presets import PRESETS
 from nagara.control.refusal import Refusal
@@ -71,15 +71,11 @@ def test_only_what_makes_a_replica_changes_the_definition() -> None:
         assert parse_apps(SMOL.replace(old, new), "f")[0].definition != app.definition
 
 
-@pytest.mark.parametrize("key", sorted(LATER["app.*"]))
-def test_keys_that_come_later_are_refused_by_name(key: str) -> None:
-    assert problems(one(f"{key} = 1")) == (f"app.a.{key}: not supported yet",)
-
-
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ('limits = {disk = "1GiB"}', "app.a.limits.disk: not supported yet"),
+        ("limits = {disk = 5}", "app.a.limits.disk: a size is text with a unit, such as"),
+        ('network = "host"', "app.a.network: input should be 'none' or 'egress'"),
         ("scale = {buffer = -1}", "app.a.scale.buffer: input should be greater than or equal to 0"),
         ('device = {type = ["h100"]}', "app.a.device: choosing a device is not supported yet"),
         ('zzz = "1s"', "app.a.zzz: unknown key; allowed: command, device"),

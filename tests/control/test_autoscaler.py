@@ -301,3 +301,30 @@ def test_pauses_that_differ_bring_nothing_back() -> None:
     assert pre_warm(5.0, [600.0] * 5, 60.0) is None
     assert pre_warm(5.0, [30.0] * 6, 60.0) is None  # it is kept through them
     assert pre_warm(None, [600.0] * 6, 60.0) is None
+
+
+def strained(count: int) -> tuple[ReplicaView, ...]:
+    return tuple(ReplicaView(f"t{i}", True, 1, is_strained=True) for i in range(count))
+
+
+def test_replicas_near_what_they_may_use_get_one_beside_them_whatever_the_concurrency_says() -> (
+    None
+):
+    light = demand(1, 0, 0.5, 0.5)
+    decision, _ = decide(0.0, RULES, Memory(), light, strained(1))
+    assert (decision.start, decision.reason) == (1, "1 near what they may use")
+    for beside in (starting(1), ready(1), ready(1, 1)):  # it comes, or is there
+        assert decide(0.0, RULES, Memory(), light, strained(1) + beside)[0].start == 0
+    assert decide(0.0, RULES, Memory(), light, strained(3))[0].start == 1
+
+
+def test_one_with_room_stays_beside_them_and_not_more_than_one() -> None:
+    views = strained(1) + ready(3)
+    decision, _ = decide(1000.0, RULES, Memory(), demand(1, 0, 0.5, 0.5), views)
+    assert len(decision.drain) == 2
+
+
+def test_above_the_maximum_and_without_requests_nothing_is_started_for_them() -> None:
+    few = replace(RULES, max=2)
+    assert decide(0.0, few, Memory(), demand(1, 0, 0.5, 0.5), strained(2))[0].start == 0
+    assert decide(0.0, RULES, Memory(), demand(0, 0, 0.0, 0.0, 5.0), strained(1))[0].start == 0

@@ -47,7 +47,7 @@ def test_every_key_is_documented() -> None:
 
 def test_every_route_of_the_api_is_documented() -> None:
     none: object = None
-    watch = WatchApi(none)  # type: ignore[arg-type]
+    watch = WatchApi(none, none)  # type: ignore[arg-type]
     api = Api(*[none] * 7, watch)  # type: ignore[arg-type]
     for _, pattern, _ in api.routes:
         path = re.sub(r"\(\?P<(\w+)>[^)]*\)", lambda match: match[1].upper(), pattern.pattern)

@@ -55,8 +55,36 @@ async def test_a_listener_gets_all_at_first_and_then_what_changes(
 
 async def test_without_a_token_nothing_is_told(stand: Any, text: Callable[..., str]) -> None:
     await stand.up(text())
-    for path in ("/api/events", "/api/starts", "/api/captures", "/api/apps/smol/replicas"):
+    for path in ("/api/events", "/api/starts", "/api/captures", "/api/snapshots"):
         assert (await stand.get(path))[0] == 401
+
+
+async def test_a_snapshot_is_told_with_its_needs_and_its_uses(
+    stand: Any, text: Callable[..., str], until: Callable[..., Any]
+) -> None:
+    await stand.up(text())
+    stand.node.scripts["smol"].can_snapshot = True
+    assert (await stand.get("/smol/health"))[0] == 200
+    await until(lambda: bool(stand.node.captured))
+    for _ in range(2):
+        await stand.admin("POST", "/api/apps/smol/fold")
+        assert (await stand.get("/smol/health"))[0] == 200
+    stand.node.scripts["smol"].failed_restores.append("the canary failed")
+    await stand.admin("POST", "/api/apps/smol/fold")
+    assert (await stand.get("/smol/health"))[0] == 200
+    starts = await stand.starts("smol", 4)
+    assert starts[0]["fallback"] == "the canary failed"
+    (told,) = (await stand.admin("GET", "/api/snapshots"))["snapshots"]
+    assert (told["app"], told["snapshot"], told["state"]) == ("smol", "fake-snapshot", "good")
+    assert told["cpu_flags"] == ["avx2", "fma", "sse4_2"]
+    assert (told["stored_bytes"], told["shared_bytes"]) == (900, 100)
+    assert (told["restores"], told["failed_restores"]) == (2, 1)
+    assert told["restored_s"] > 0
+    assert told["is_present"]
+    assert (await stand.admin("GET", "/api/snapshots?app=other"))["snapshots"] == []
+    await stand.deploy(text(env='{A = "2"}'))
+    (told,) = (await stand.admin("GET", "/api/snapshots?app=smol"))["snapshots"]
+    assert not told["is_present"]
 
 
 async def test_listeners_end_with_nagara(stand: Any, text: Callable[..., str]) -> None:
@@ -98,9 +126,10 @@ class StillPool:
         return SimpleNamespace(level=1, target=0.0, leased=0)
 
     def document(self) -> dict[str, Any]:
-        return {}
+        return {"machines": []}
 
-    plan_document = document
+    def plan_document(self) -> dict[str, Any]:
+        return {}
 
 
 class NoHistory:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from nagara.contract.replica import ReplicaUsage
 from nagara.testing.clock import JumpingClock
 
 
@@ -263,3 +264,39 @@ async def test_without_a_slot_held_requests_ask_for_more_only_now_and_then(
     assert pool["leased"] == 1
     stand.replica().let_go()
     assert {status for status, _ in await asyncio.gather(*requests)} == {200}
+
+
+async def test_a_replica_near_what_it_may_use_gets_one_more_beside_it(
+    stand: Any, text: Any, until: Any
+) -> None:
+    await stand.up(text(scale='{max = 3, concurrency = 8, idle = "60s"}'))
+    request = asyncio.create_task(stand.get("/smol/wait"))
+    await until(lambda: bool(stand.node.live))
+    await until(lambda: stand.replica().running == 1)
+    name = stand.replica().order.replica
+    for at_s in range(60):
+        usage = ReplicaUsage(name, float(at_s), at_s * 1.9, 2.0, 10, 100)
+        stand.node.usages = [usage]
+        await stand.clock.advance(1)
+    assert len(stand.node.live) == 2
+    assert '"cpu"' in str(await _metrics(stand)).replace("'", '"')
+    stand.node.live[name].let_go()
+    assert (await request)[0] == 200
+
+
+async def _metrics(stand: Any) -> list[str]:
+    token = (stand.folder / "admin.token").read_text().strip()
+    async with stand.client.get("/metrics", headers={"Authorization": f"Bearer {token}"}) as said:
+        return [line for line in (await said.text()).splitlines() if "nagara_use_ratio" in line]
+
+
+async def test_a_replica_that_its_machine_has_ended_is_replaced_and_the_reason_is_told(
+    stand: Any, text: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stand.up(text())
+    await stand.get("/smol/health")
+    name = stand.replica().order.replica
+    await stand.node.exit_replica(name, -9, reason="it wrote 2 GB to its own layer")
+    assert (await stand.get("/smol/health"))[0] == 200
+    assert stand.replica().order.replica != name
+    assert f"{name}: was ended: it wrote 2 GB to its own layer" in caplog.text

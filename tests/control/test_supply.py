@@ -9,6 +9,7 @@ from nagara.contract.replica import Lease
 from nagara.control.app import App
 from nagara.control.appfile import parse_apps
 from nagara.control.supply import NoSupplyError, Supply
+from nagara.control.zone import OWN
 from nagara.pool.actions import NoSlot
 
 (APP,) = parse_apps('[app.a]\nimage = "host"\ncommand = ["x", "${PORT}"]\n', "app.toml")
@@ -30,6 +31,9 @@ class OneSlot:
         self.epoch += 1
         self.held = Lease("m/0", self.epoch)
         return self.held
+
+    def claim_on(self, app: App, machine: str) -> Lease | None:
+        raise AssertionError("there is no other machine")
 
     def claim_here(self, app: App) -> Lease | None:
         lease = self.claim(app)
@@ -55,7 +59,7 @@ async def test_a_freed_slot_goes_to_the_first_who_waits() -> None:
     first = asyncio.create_task(supply.claim(APP, may_evict=False))
     second = asyncio.create_task(supply.claim(APP, may_evict=False))
     await asyncio.sleep(0)
-    assert supply.claim_here(APP) is None
+    assert supply.claim_spare(APP, OWN) is None
     supply.release(lease)
     assert (await first).slot == lease.slot
     assert not second.done()
@@ -96,7 +100,7 @@ async def test_room_is_made_once_for_each_who_waits() -> None:
     supply.release(lease)
     for task in waiting:
         supply.release(await task)
-    assert supply.claim_here(APP) is not None
+    assert supply.claim_spare(APP, OWN) is not None
 
 
 async def test_slots_that_come_from_elsewhere_are_handed_on_too() -> None:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -7,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from nagara.base.errors import UsageError
+from nagara.image.content_writer import ContentWriter
+from nagara.image.errors import SourceError
+from nagara.image.model_import import import_model
 from nagara.image.models import (
     RECORD_NAME,
     ModelError,
@@ -22,6 +26,10 @@ from nagara.image.models import (
     read_files,
     remove_model,
 )
+from nagara.store.errors import AbsentError
+from nagara.store.names import ObjectName, name_bytes
+from nagara.store.store import Store
+from nagara.testing.objects import noise
 
 
 @pytest.fixture
@@ -149,3 +157,63 @@ def test_the_record_says_where_the_model_came_from(tmp_path: Path, source: Path)
     assert record["name"] == "tiny"
     assert record["digest"] == model.digest
     assert [file["path"] for file in record["files"]] == ["config.json", "parts/weights"]
+
+
+def stored_model(tmp_path: Path, source: Path, store: Store) -> tuple[Path, ObjectName]:
+    """The weights of a model that was brought into the store, and their object."""
+    (source / "parts/weights").write_bytes(noise(3 << 20))
+    model = add(tmp_path / "models", source, "tiny")
+    writer = ContentWriter(store, keeps_files=True)
+    import_model(store, model.path, "tiny", writer, "model.tiny")
+    return model.path / "parts/weights", name_bytes(noise(3 << 20))
+
+
+def test_a_models_weights_are_on_the_disk_once(tmp_path: Path, source: Path, store: Store) -> None:
+    weights, name = stored_model(tmp_path, source, store)
+    before, mode = weights.stat(), weights.stat().st_mode
+    assert store.local.path(name).stat().st_ino == before.st_ino
+    assert mode & 0o777 == 0o644
+    assert list(store.local.partial.iterdir()) == []
+    assert store.read(name) == noise(3 << 20)
+    store.local.discard(name)
+    assert weights.read_bytes() == noise(3 << 20)
+
+
+def test_a_model_that_is_written_to_is_no_object_any_more(
+    tmp_path: Path, source: Path, store: Store
+) -> None:
+    weights, name = stored_model(tmp_path, source, store)
+    with weights.open("r+b") as file:
+        file.write(b"?")
+    with pytest.raises(AbsentError):
+        store.read(name)
+
+
+def test_a_model_on_another_file_system_is_copied(
+    tmp_path: Path, source: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, "another file system")
+
+    monkeypatch.setattr(os, "link", refuse)
+    weights, name = stored_model(tmp_path, source, store)
+    assert store.local.path(name).stat().st_ino != weights.stat().st_ino
+    assert store.read(name) == noise(3 << 20)
+
+
+def test_a_file_that_changes_while_it_is_hashed_gets_no_second_name(
+    tmp_path: Path, source: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tmp_path / "models/tiny/parts/weights"
+    real = os.link
+
+    def late(path: bytes, target: Path, **options: bool) -> None:
+        with weights.open("r+b") as file:
+            file.write(b"?")
+        real(path, target, **options)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(SourceError, match="changed while it was read"):
+        stored_model(tmp_path, source, store)
+    assert list(store.local.objects.iterdir()) == []
+    assert list(store.local.partial.iterdir()) == []

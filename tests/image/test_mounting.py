@@ -314,3 +314,16 @@ def test_a_mount_without_a_writable_layer_cannot_be_written(
     with pytest.raises(OSError, match="Read-only file system"):
         (target / "new").touch()
     assert (target / "small").read_bytes() == b"inline"
+
+
+def test_a_daemon_keeps_nothing_about_a_holder_that_is_gone(
+    maker: Any, make_far_machine: MachineMaker, source: Path, tmp_path: Path
+) -> None:
+    machine, target = make_far_machine(), tmp_path / "mnt"
+    mounted = machine.show(target)
+    machine.fill(mounted)
+    assert (target / "medium").read_bytes() == (source / "medium").read_bytes()
+    assert machine.mounts.progress(mounted).objects > 0
+    machine.hide(target)
+    assert machine.mounts.progress(mounted).objects == 0
+    assert machine.mounts.touches(mounted) == []

@@ -15,14 +15,18 @@ from urllib.parse import urlsplit
 
 from nagara.base.clock import SystemClock
 from nagara.base.spans import STAGES, with_unaccounted
+from nagara.contract.machine import CheckKind, HealthReport
 from nagara.control.appfile import parse_apps
 from nagara.control.client import ControlClient, connect
 from nagara.control.control import Control, Ready
 from nagara.control.database import database_for
 from nagara.control.sql import Sql
 from nagara.control.state import State
+from nagara.pool.providers.simulated import SimulatedProvider, Trait, a_market
+from nagara.pool.setup import PoolSetup
+from nagara.pool.sizing import Policy
 from nagara.testing.fake_node import FakeNode
-from nagara.testing.pools import a_machine
+from nagara.testing.pools import HealthyAgent, a_machine, an_offering
 
 BROWSERS = ("chromium-headless-shell", "chromium")
 # No sandbox: tests run as root, and open nothing but a page of ours.
@@ -44,11 +48,15 @@ def app_text(name: str = "smol", **keys: str) -> str:
 class PageStand:
     """What a test may do: deploy, call apps, script the node, read the token."""
 
-    def __init__(self, folder: Path, control: Control, node: FakeNode) -> None:
+    def __init__(self, folder: Path, pool: PoolSetup, port: int) -> None:
         self.folder = folder
-        self.control = control
-        self.node = node
+        self.node = FakeNode(SystemClock())
+        self.others: dict[str, FakeNode] = {}  # by address
+        self.control = Control(folder, self.node, pool, nodes=self._other, port=port)
         self.loop: asyncio.AbstractEventLoop
+
+    def _other(self, address: str) -> FakeNode:
+        return self.others.setdefault(address, FakeNode(SystemClock()))
 
     @property
     def client(self) -> ControlClient:
@@ -90,16 +98,43 @@ class PageStand:
         return done[0]
 
 
+class ThoroughAgent(HealthyAgent):
+    """A machine whose longer checks do not come to an end."""
+
+    async def check(self, kind: CheckKind) -> HealthReport:
+        if kind is not CheckKind.BOOT:
+            await asyncio.Event().wait()
+        return await super().check(kind)
+
+
+def pool_setup(slots: int, rented: int) -> PoolSetup:
+    """This machine, and simulated ones of so many offerings, which are up at once."""
+    setup = a_machine(slots)
+    if not rented:
+        return setup
+    kinds = [
+        an_offering(f"rack-{n}", provider="rack", region=f"eu-{n}", type="h100", price_h=2.5 + n)
+        for n in range(rented)
+    ]
+    quick = Trait(boot_s=0.001, boot_spread=0.0)
+    market = a_market([(kind, quick) for kind in kinds], name="rack", seed=1)
+    return PoolSetup(
+        setup.own, lambda name, address: ThoroughAgent(),
+        (SimulatedProvider(market, SystemClock()),),
+        Policy(least_free=slots + 2 * rented, spare_machines=0, utilisation=0.8),
+        lambda type_: frozenset({"memory"}),
+    )  # fmt: skip
+
+
 @contextlib.contextmanager
-def page_stand(folder: Path, slots: int = 8, port: int = 0) -> Iterator[PageStand]:
+def page_stand(folder: Path, slots: int = 8, port: int = 0, rented: int = 0) -> Iterator[PageStand]:
     """Brings it up; ends it again."""
     is_up = threading.Event()
     stands: list[PageStand] = []
     failures: list[BaseException] = []
 
     async def serve() -> None:
-        node = FakeNode(SystemClock())
-        stand = PageStand(folder, Control(folder, node, a_machine(slots), port=port), node)
+        stand = PageStand(folder, pool_setup(slots, rented), port)
         stand.loop = asyncio.get_running_loop()
         stands.append(stand)
 
@@ -107,7 +142,8 @@ def page_stand(folder: Path, slots: int = 8, port: int = 0) -> Iterator[PageStan
             is_up.set()
 
         await stand.control.run(ready)
-        await node.close()
+        for node in (stand.node, *stand.others.values()):
+            await node.close()
 
     def run() -> None:
         try:

@@ -6,12 +6,12 @@ import contextlib
 import pytest
 
 from nagara.node.agent import AgentServer
-from nagara.node.network.certificates import read_certificates
 from nagara.node.network.client import AgentNetwork
 from nagara.node.network.cluster_token import own_token
 from nagara.node.network.membership import Membership
 from nagara.node.network.server import TcpAgentServer
 from nagara.node.remote_node import RemoteNode
+from nagara.store.certificates import read_certificates
 from nagara.testing.certificates import new_authority
 from nagara.testing.node_conformance import NodeConformance
 

@@ -15,6 +15,11 @@ from nagara.control.web_page import WebPage
 PHONE = {"width": 390, "height": 844}
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 OpenPage = Callable[..., Any]
+_SAVED_TEXTS = ("app", "snapshot", "machine", "key", "state", "misfit", "reason")
+_SAVED_NUMBERS = (
+    "memory_bytes", "layer_bytes", "stored_bytes", "shared_bytes", "here_bytes", "created_at_s",
+    "failures", "restores", "failed_restores", "restored_s", "elapsed_s", "finished_s",
+)  # fmt: skip
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\x1b[31m\u202e'
 
 
@@ -79,6 +84,12 @@ def test_plain_and_restored_starts_are_compared_with_their_bytes_and_tiers(
         )
         assert widths[0] == 100
         assert widths[1] < widths[0]
+        filled = page.eval_on_selector_all(
+            ".compare .stack",
+            "all => all.map((bar) => [...bar.children].reduce("
+            "(sum, part) => sum + part.offsetWidth, 0) / bar.clientWidth)",
+        )
+        assert all(share > 0.9 for share in filled)  # also a bar of less than a second
         page.hover(".compare .seg.files >> nth=0")
         shown = page.inner_text("#tip")
         assert "900 objects, 212 MB" in shown
@@ -86,6 +97,66 @@ def test_plain_and_restored_starts_are_compared_with_their_bytes_and_tiers(
         page.hover(".compare .stack >> nth=1 >> .seg.host")
         assert "from snapshot 2f6c01" in page.inner_text("#tip")
         assert "hooks" in page.inner_text("#tip")
+
+
+def test_a_snapshot_is_shown_with_its_needs_uses_and_failures(
+    stand: PageStand, open_page: OpenPage
+) -> None:
+    script = stand.node.scripts["smol"]
+    script.can_snapshot = True
+    stand.deploy(app_text("smol"), app_text("other"))
+    assert stand.call("smol") == 200
+    until(lambda: bool(stand.node.captured))
+    page = open_page(stand, "/#/snapshots")
+    page.wait_for_selector("tr[data-snapshot] >> text=good")
+    page.wait_for_selector("section:has-text('Apps without a usable one') >> text=other not yet")
+    script.failed_restores = ["the canary failed"]
+    for _ in range(3):  # the first one is plain
+        stand.client.fold("smol")
+        assert stand.call("smol") == 200
+    row = page.locator("tr[data-snapshot=fake-snapshot]")
+    page.wait_for_selector("tr[data-snapshot] >> td[data-label=restores]:has-text('2')")
+    assert row.locator("td[data-label=failed]").inner_text() == "1"
+    assert row.locator("td[data-label=shared]").inner_text() == "100 B"
+    assert not row.locator("text=avx2").is_visible()
+    page.click("summary >> text=3 CPU flags")
+    page.wait_for_selector("tr[data-snapshot] >> text=avx2 fma sse4_2")
+    page.click("tr[data-snapshot] >> a >> text=smol")
+    page.wait_for_selector("h1:has-text('smol')")
+    page.wait_for_selector("tr[data-snapshot=fake-snapshot] >> text=good")
+
+
+def test_checks_under_way_are_shown_with_their_machine(tmp_path: Path, open_page: OpenPage) -> None:
+    with page_stand(tmp_path / "state", rented=1) as stand:
+        stand.deploy(app_text("smol"))
+        assert stand.call("smol") == 200  # a class without claims has no reserve
+
+        def rented() -> str | None:
+            names = [m["name"] for m in stand.client.pool()["machines"] if m["provider"] == "rack"
+                     and m["state"] == "ready"]  # fmt: skip
+            return names[0] if names else None
+
+        until(lambda: rented() is not None)
+        page = open_page(stand, "/#/pool")
+        stand.client.order_machine(rented() or "", "diagnose?kind=heavy")
+        page.wait_for_selector("tr:has-text('h100') >> text=diagnosing")
+        shown = page.wait_for_selector("tr:has-text('h100') >> text=heavy checks are running, ")
+        before = shown.inner_text()
+        until(lambda: page.inner_text("[data-since]") != before)
+
+
+def test_idle_time_is_shown_by_its_cause(stand: PageStand, open_page: OpenPage) -> None:
+    stand.deploy(app_text("smol"))
+    assert stand.call("smol") == 200
+    page = open_page(stand, "/#/pool")
+    page.wait_for_selector(".key.use-keep_alive:has-text('%')")
+    page.wait_for_selector(".compare >> text=smol")
+    causes = page.eval_on_selector_all(
+        ".key[class*=use-]", "all => all.map((each) => each.textContent)"
+    )
+    assert [cause.partition(" ")[0] for cause in causes] == [
+        "starting", "busy", "buffer", "keep-alive", "draining", "capture"
+    ]  # fmt: skip
 
 
 def test_requests_and_tokens_are_counted_as_they_pass(
@@ -154,6 +225,11 @@ def test_no_string_that_nagara_tells_becomes_markup(
         hello = {"apps": apps, "starts": starts, "pool": pool, "samples": []}
         page = open_page(stand, signed_in=False)
         page.route("**/api/events", answer)
+        saved = [{**dict.fromkeys(_SAVED_NUMBERS, 1), **dict.fromkeys(_SAVED_TEXTS, "x"),
+                  "cpu_flags": ["x"], "reasons": ["x"], "is_present": False}]  # fmt: skip
+        document = json.dumps(poison({"snapshots": saved, "captures": saved}))
+        for what in ("snapshots", "captures"):
+            page.route(f"**/api/{what}*", lambda route: route.fulfill(body=document))
         page.fill("#token", stand.token)
         page.keyboard.press("Enter")
         page.wait_for_selector("text=onerror")
@@ -219,14 +295,18 @@ def test_nothing_stands_in_the_way_of_assistive_tools(
     options = {"viewport": PHONE} if width == "phone" else {}
     with page_stand(tmp_path / "state") as stand:
         stand.node.scripts["app-0001"].always_fails = "boom"
+        stand.node.scripts["app-0002"].can_snapshot = True
         stand.call("app-0001")
         stand.call("app-0002")
+        until(lambda: bool(stand.node.captured))
         page = open_page(stand, color_scheme=theme, bypass_csp=True, **options)
         for view in ("", "starts", "pool", "snapshots", "app/app-0002"):
             page.goto(f"{stand.url}/#/{view}")
             page.wait_for_selector("main h1")
             if view == "starts":
                 page.click(".start > button >> nth=0")
+            if view == "snapshots":
+                page.click("summary >> text=CPU flags")
             page.evaluate(AXE.read_text())
             found = page.evaluate("axe.run()")
             assert len(found["passes"]) > 10

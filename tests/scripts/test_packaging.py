@@ -11,6 +11,7 @@ import venv
 import zipfile
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -123,6 +124,21 @@ def capabilities_of_the_daemon_set() -> tuple[set[str], dict[str, object]]:
     assert rights["drop"] == ["ALL"]
     assert container["securityContext"].get("privileged") is None
     return set(rights["add"]), container
+
+
+def schema_faults(document: object) -> list[str]:
+    schema = json.loads((Path(__file__).parent / "vendor/kubernetes-daemonset.json").read_text())
+    faults = jsonschema.Draft202012Validator(schema).iter_errors(document)
+    return [f"{fault.json_path}: {fault.message}" for fault in faults]
+
+
+def test_the_daemon_set_is_one_for_kubernetes() -> None:
+    (document,) = yaml.safe_load_all((PACKAGING / "kubernetes" / "agent.yaml").read_text())
+    assert schema_faults(document) == []
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    container["arguments"] = container.pop("args")
+    del container["volumeMounts"][0]["mountPath"]
+    assert len(schema_faults(document)) == 2
 
 
 def test_unit_and_daemon_set_have_the_same_rights_and_replicas_no_more() -> None:

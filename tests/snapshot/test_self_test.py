@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -83,3 +84,25 @@ words = ["run" if word == "restore" else word for word in sys.argv]
 for option in ("--image-path", "--work-path") if "restore" in sys.argv else ():
     del words[words.index(option) : words.index(option) + 2]
 """
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_an_environment_of_copies_below_a_hidden_folder_is_no_hindrance(
+    tools: Tools, tmp_path: Path
+) -> None:
+    environment = tmp_path / "environment"
+    make = [sys.executable, "-m", "venv", "--copies", "--without-pip", str(environment)]
+    subprocess.run(make, check=True)
+    program = (
+        "import sys; from pathlib import Path; from nagara.snapshot.self_test import self_test; "
+        "print(self_test(*map(Path, sys.argv[1:])))"
+    )
+    (tmp_path / "scratch").mkdir()
+    done = subprocess.run(
+        [environment / "bin/python", "-c", program, tools.runc, tools.criu, tmp_path / "scratch"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("SelfTest(saved_in_s="), done.stderr

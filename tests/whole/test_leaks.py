@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from nagara.base.linux import mount
 from nagara.control.client import CONTROL_FILE
+from nagara.image.mounts import unmount_tree
+from nagara.node.replica_folder import ReplicaFolder
+from nagara.sandbox.cgroups import PARENT, end_cgroup, hierarchies
 from nagara.sandbox.lock_holders import is_locked
 
 from .conftest import wait_for
@@ -115,6 +119,33 @@ def test_what_a_killed_measurement_left_is_found_and_cleared(up: Any, tools: obj
     assert "replica folder" not in owned  # its nagara has ended in good order
     assert leaks(up, "--clear") == (0, {}, 0)
     assert list(up.state.glob("bench-*")) == []
+
+
+@pytest.mark.root
+def test_orphans_that_live_and_hold_a_mount_are_ended_and_cleared(up: Any) -> None:
+    """A process in a control group that no replica's folder tells of, at work in a mount."""
+    group = ReplicaFolder(up.state / "node/replicas/lost").control_group
+    folder = up.state / "files/lost"
+    folder.mkdir(parents=True)
+    mount("nagara-test", folder, "tmpfs", 0, "size=64k")
+    orphan = subprocess.Popen(["sleep", "600"], cwd=folder)
+    try:
+        for hierarchy in hierarchies():
+            if hierarchy.name == "cpuset":  # takes nobody before it is told of processors
+                continue
+            inner = hierarchy / PARENT / group / "inner"
+            inner.mkdir(parents=True)
+            (inner / "cgroup.procs").write_text(str(orphan.pid))
+        code, owned, _ = leaks(up)
+        assert code == 1
+        assert {"mount", "control group"} <= set(owned)
+        assert leaks(up, "--clear") == (0, {}, 0)
+        assert orphan.wait(20) == -signal.SIGKILL
+    finally:
+        orphan.kill()
+        orphan.wait()
+        end_cgroup(group)
+        unmount_tree(folder)
 
 
 def test_trials_and_models_left_unfinished_are_found_and_cleared(up: Any) -> None:

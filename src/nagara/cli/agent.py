@@ -5,6 +5,7 @@ and are taken over by the next one; a keeper that has no replica left ends with 
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 import pwd
@@ -20,11 +21,14 @@ from nagara.cli.machine_checks import checks_of_machine, running_monitor
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
 from nagara.node.build import build_node, keeper_of
+from nagara.node.local_node import LocalNode
 from nagara.node.machine import LocalMachine
 from nagara.node.machine_faults import as_node_error
 from nagara.node.network.address import split_address
 from nagara.node.network.membership import Membership, read_membership
 from nagara.node.network.server import TcpAgentServer
+from nagara.node.zone import NO_MEMBER, Member, serving_objects
+from nagara.store.zone import member_token
 
 Offer = tuple[str, int, Membership]  # where to be reached from other machines, and by whom
 
@@ -34,6 +38,16 @@ _log = logging.getLogger(__name__)
 def agent_socket(state: Path) -> Path:
     """Where the agent of a state folder listens unless told otherwise."""
     return state / "agent.sock"
+
+
+def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Checks that name servers are named by IPv4 addresses."""
+    for address in given:
+        try:
+            ipaddress.IPv4Address(address)
+        except ValueError:
+            raise click.BadParameter(f"{address!r} is no IPv4 address", param=option) from None
+    return given
 
 
 @click.command()
@@ -48,6 +62,13 @@ def agent_socket(state: Path) -> Path:
     metavar="NAME",
     help="A user whose control process may use this agent: it can then run commands in "
     "containers with this agent's rights.",
+)
+@click.option(
+    "--dns",
+    metavar="ADDRESS",
+    multiple=True,
+    callback=addresses,
+    help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
 )
 @click.option(
     "--listen",
@@ -65,39 +86,60 @@ def agent_socket(state: Path) -> Path:
     type=click.Path(path_type=Path, file_okay=False),
     help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
 )
+@click.option(
+    "--cache",
+    metavar="HOST:PORT",
+    help="Serve this machine's images, models and snapshots to the others there.",
+)
 @click.option("--end-with-input", is_flag=True, hidden=True)
 @click.pass_obj
 def agent(
     settings: Settings,
     path: Path | None,
     allow_user: str | None,
+    dns: tuple[str, ...],
     listen: str | None,
     token_file: Path | None,
     certificates: Path | None,
+    cache: str | None,
     end_with_input: bool,
 ) -> None:
     """Run this machine's node agent alone."""
     owner = _user_id(allow_user) if allow_user else None
     at = None if listen is None else split_address(listen, is_own=True)
-    if at is None and (token_file or certificates):
+    serves_at = None if cache is None else split_address(cache)
+    if at is None and serves_at is None and (token_file or certificates):
         raise UsageError("other machines are not served", hint="add --listen HOST:PORT")
     hint = "another agent serves this state folder: is `nagara up` running already?"
     try:
         with only_holder(settings.state / "node", "agent.lock", hint):
             socket = path or agent_socket(settings.state)
             offer: Offer | None = None
-            if at is not None:
-                offer = (*at, read_membership(settings.state, token_file, certificates))
-            served = _serve(settings.state, socket, owner, offer, end_with_input=end_with_input)
-            asyncio.run(served)
+            member = NO_MEMBER
+            if at is not None or serves_at is not None:
+                cluster = read_membership(settings.state, token_file, certificates)
+                offer = None if at is None else (*at, cluster)
+                token = member_token(cluster.token.value.encode())
+                member = Member(token, certificates, serves_at)
+            with serving_objects(settings.state / "store", member):
+                node = build_node(settings.state, dns, member)
+                served = _serve(
+                    node, settings.state, socket, owner, offer, end_with_input=end_with_input
+                )
+                asyncio.run(served)
     except OSError as error:  # a state folder that cannot be written
         raise as_node_error(error) from error
 
 
 async def _serve(
-    state: Path, path: Path, owner: int | None, offer: Offer | None, *, end_with_input: bool
+    node: LocalNode,
+    state: Path,
+    path: Path,
+    owner: int | None,
+    offer: Offer | None,
+    *,
+    end_with_input: bool,
 ) -> None:
-    node = build_node(state)
     await node.open()
     try:
         allowed = () if owner is None else (owner,)

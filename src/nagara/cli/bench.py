@@ -30,6 +30,10 @@ BENCHMARKS: dict[str, Entry] = {
         "nagara.cli.bench_clones:clones",
         "Many replicas put back from one snapshot at once, against one.",
     ),
+    "cluster": Entry(
+        "nagara.cli.bench_cluster:cluster",
+        "A start on a machine that has nothing of the app, from a neighbour over a bounded link.",
+    ),
     "rounds": Entry(
         "nagara.cli.bench_rounds:rounds",
         "Folded to zero and called by several at once, many times; what is left afterwards.",

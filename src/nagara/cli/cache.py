@@ -46,7 +46,10 @@ def serve(settings: Settings, host: str, port: int, tokens: Path | None) -> None
     with opened_folder(settings) as folder:
         budget = ByteBudget(read_settings(folder.path).budget_bytes)
         server = CacheServer(
-            folder, lambda tenant: open_store(folder, tenant, budget), known, (host, port)
+            folder,
+            lambda tenant: open_store(folder, tenant, budget, with_zone=False),
+            known,
+            (host, port),
         )
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

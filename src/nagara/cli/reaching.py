@@ -6,7 +6,7 @@ before the control process gives up its rights.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,3 +171,23 @@ async def _engines(
     stack.push_async_callback(close)
     has_any = given is not None or (wish.file is not None and bool(ray_tables(wish.file)))
     return engine if has_any else None
+
+
+def agent_options(
+    wish: Wanted, cache: str | None, running: Path | None, dns: Sequence[str]
+) -> list[str]:
+    """What this machine's own agent is started with.
+
+    Args:
+        cache: where it is to serve its objects, if it is.
+        running: the socket of an agent that is used instead of an own one.
+        dns: resolvers of its replicas.
+    """
+    resolvers = [word for address in dns for word in ("--dns", address)]
+    if cache is None:
+        return resolvers
+    if running is not None:
+        raise UsageError("an agent that runs already is told so itself", where="--cache")
+    given = (("--token-file", wish.token_file), ("--certificates", wish.certificates))
+    member = [word for name, path in given if path for word in (name, str(path))]
+    return [*resolvers, "--cache", cache, *member]

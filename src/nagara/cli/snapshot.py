@@ -20,8 +20,8 @@ from nagara.cli.snapshot_moving import COMMANDS, json_option
 from nagara.control.client import connect
 from nagara.control.errors import ControlError
 from nagara.snapshot import hooks as hook_module
-from nagara.snapshot.catalog import Catalog, Listed, Snapshot, as_shelved
-from nagara.store.names import parse_name
+from nagara.snapshot.catalog import Catalog, Snapshot
+from nagara.snapshot.condition import Condition, conditions
 
 _STATES = {"unknown": "not yet", "wanted": "waiting", "running": "being made"}
 
@@ -85,36 +85,26 @@ def hooks() -> None:
 def _saved(settings: Settings, *, with_needs: bool = False) -> list[dict[str, Any]]:
     """The published snapshots of this machine."""
     with opened_catalog(settings) as catalog:
-        return [row_of(catalog, listed, with_needs=with_needs) for listed in catalog.everything()]
+        return [_row(catalog, one, with_needs) for one in conditions(catalog)]
 
 
-def row_of(catalog: Catalog, listed: Listed, *, with_needs: bool = False) -> dict[str, Any]:
+def _row(catalog: Catalog, condition: Condition, with_needs: bool) -> dict[str, Any]:
     """What is told of one snapshot."""
+    listed = condition.listed
     row: dict[str, Any] = {"app": listed.app, "tenant": listed.tenant, "snapshot": listed.name}
-    snapshot = listed.snapshot
-    if snapshot is None:
-        return {**row, "state": "damaged", "reasons": ["its description cannot be read"]}
+    row |= {"state": condition.state.value, "reasons": list(condition.reasons)}
+    if (snapshot := listed.snapshot) is None:
+        return row
     record = snapshot.record
-    is_bad = catalog.is_quarantined(snapshot)
-    changed = record.changed_host_file()
-    reasons = [f"not carried: {note}" for note in record.notes]
-    if is_bad:
-        reasons += [f"failed: {line}" for line in dict.fromkeys(catalog.reasons(snapshot))]
-    if changed:
-        reasons.append(f"{changed} has changed since it was made")
-    here = _here_bytes(catalog, snapshot)
     row |= {
-        "state": _state(is_bad=is_bad, is_stale=changed is not None, here_bytes=here),
-        "here_bytes": here,
+        "here_bytes": condition.here_bytes,
         "size_bytes": record.memory_bytes + record.layer_bytes,
         "created_at_s": record.created_at_s,
-        "reasons": reasons,
     }
     if with_needs:
-        stored, shared = catalog.shelf(listed.tenant).shared_bytes(as_shelved(snapshot))
         row |= {
-            "stored_bytes": stored,
-            "shared_bytes": shared,
+            "stored_bytes": condition.share.stored_bytes,
+            "shared_bytes": condition.share.shared_bytes,
             "memory_bytes": record.memory_bytes,
             "layer_bytes": record.layer_bytes,
             "key": record.key,
@@ -127,25 +117,6 @@ def row_of(catalog: Catalog, listed: Listed, *, with_needs: bool = False) -> dic
             "objects": _objects(catalog, snapshot),
         }
     return row
-
-
-def _state(*, is_bad: bool, is_stale: bool, here_bytes: int | None) -> str:
-    if is_bad:
-        return "in quarantine"
-    if is_stale:
-        return "stale"
-    return "good" if here_bytes is None else "partly here"
-
-
-def _here_bytes(catalog: Catalog, snapshot: Snapshot) -> int | None:
-    """How much of it is on this machine; None: all."""
-    local = catalog.shelf(snapshot.tenant).local
-    listed = local.listed(str(snapshot.image.list))
-    if listed is None:
-        return 0
-    names = [parse_name(name) for name in listed]
-    here = [name for name in names if local.has(name)]
-    return None if len(here) == len(names) else sum(name.size for name in here)
 
 
 def _objects(catalog: Catalog, snapshot: Snapshot) -> list[dict[str, Any]]:

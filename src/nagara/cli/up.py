@@ -13,17 +13,20 @@ import pwd
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import click
 
 from nagara.base.errors import NagaraError, UsageError
 from nagara.base.linux import die_with_parent
-from nagara.cli.agent import agent_socket
-from nagara.cli.reaching import reached, wanted
+from nagara.cli.agent import addresses, agent_socket
+from nagara.cli.reaching import agent_options, reached, wanted
 from nagara.cli.settings import Settings
+from nagara.cli.text_file import read_text_file
 from nagara.contract.node import NodeUnavailableError
 from nagara.contract.replica import ModelMount
+from nagara.control.auth import TOKEN_FILE
 from nagara.control.control import Control, Ready
 from nagara.image.models import find_model
 from nagara.node.remote_node import RemoteNode
@@ -86,6 +89,11 @@ _log = logging.getLogger(__name__)
     help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
 )
 @click.option(
+    "--cache",
+    metavar="HOST:PORT",
+    help="Serve this machine's images, models and snapshots to the other machines there.",
+)
+@click.option(
     "--user",
     metavar="NAME",
     help="As root: run the control process as this user  [default: who called sudo]",
@@ -102,6 +110,13 @@ _log = logging.getLogger(__name__)
     envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
     help="Send traces to the OpenTelemetry collector there, as OTLP over HTTP.",
 )
+@click.option(
+    "--dns",
+    metavar="ADDRESS",
+    multiple=True,
+    callback=addresses,
+    help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
+)
 @click.option("--keep-replicas", is_flag=True, help="Leave ready replicas running at the end.")
 @click.option("--end-with-parent", is_flag=True, hidden=True)
 @click.pass_obj
@@ -117,9 +132,11 @@ def up(
     socket: Path | None,
     token_file: Path | None,
     certificates: Path | None,
+    cache: str | None,
     user: str | None,
     database: str | None,
     otlp: str | None,
+    dns: tuple[str, ...],
     keep_replicas: bool,
     end_with_parent: bool,
 ) -> None:
@@ -133,10 +150,11 @@ def up(
     wish = wanted(slots, pool_file, cluster, token_file, certificates)
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     settings.state.mkdir(parents=True, exist_ok=True)
+    options = agent_options(wish, cache, socket, dns)
 
     async def run() -> None:
         async with (
-            _agent(settings.state, socket, user) as path,
+            _agent(settings.state, socket, user, options) as path,
             reached(settings.state, path, wish) as machines,  # reads files, as who we still are
         ):
             if user:
@@ -146,15 +164,11 @@ def up(
                 RemoteNode(path),
                 machines.pool,
                 nodes=machines.nodes,
-                host=host,
-                port=port,
                 models=_finder(settings.models_dir),
-                auth=auth,
-                otlp=otlp,
-                database=database,
-            )
+                host=host, port=port, auth=auth, otlp=otlp, database=database,
+            )  # fmt: skip
             _stop_on_signal(control, keep=keep_replicas, is_tied=end_with_parent)
-            await control.run(_announce, app_file=app_file)
+            await control.run(partial(_announce, settings.state), app_file=app_file)
 
     asyncio.run(run())
 
@@ -162,10 +176,7 @@ def up(
 def _read(file: Path | None) -> tuple[str, str] | None:
     if file is None:
         return None
-    try:
-        return file.read_text(), str(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(file)) from error
+    return read_text_file(file, hint="nagara init writes one to begin with"), str(file)
 
 
 def _finder(models_dir: Path) -> Callable[[str], ModelMount]:
@@ -175,8 +186,9 @@ def _finder(models_dir: Path) -> Callable[[str], ModelMount]:
     return find
 
 
-def _announce(ready: Ready) -> None:
+def _announce(state: Path, ready: Ready) -> None:
     click.echo(f"nagara serves at {ready.url}")
+    click.echo(f"its page is there, too; the admin token: {state / TOKEN_FILE}")
     if ready.api_key:
         click.echo(f"API key: {ready.api_key}")
 
@@ -206,7 +218,9 @@ def _stop_on_signal(control: Control, *, keep: bool, is_tied: bool) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _agent(state: Path, given: Path | None, user: str | None) -> AsyncIterator[Path]:
+async def _agent(
+    state: Path, given: Path | None, user: str | None, options: list[str]
+) -> AsyncIterator[Path]:
     """The socket of a running agent: the one given, or one of our own that is kept alive."""
     if given is not None:
         await RemoteNode(given).facts()
@@ -214,7 +228,7 @@ async def _agent(state: Path, given: Path | None, user: str | None) -> AsyncIter
         return
     path = agent_socket(state)
     command = [sys.executable, "-P", "-m", "nagara.cli.main", "--state", str(state), "agent"]
-    command += ["--end-with-input", *(["--allow-user", user] if user else [])]
+    command += ["--end-with-input", *(["--allow-user", user] if user else []), *options]
     first = await _start_agent(command)
     keeping = asyncio.create_task(_keep_alive(command, first), name="keep the agent alive")
     try:

@@ -129,7 +129,7 @@ def files_line(files: Mapping[str, Any]) -> str:
 
 
 def weights_line(read: Mapping[str, Any] | None) -> str:
-    """How fast weights came after a restore; empty where nobody said."""
+    """How fast weights came; empty where nobody said."""
     if not read:
         return ""
     rate = read["size_bytes"] / read["seconds"] / 1e9 if read["seconds"] else 0.0

@@ -15,6 +15,8 @@ from nagara.contract.replica import (
     ImageReport,
     NodeFacts,
     ReplicaStatus,
+    ReplicaUsage,
+    SnapshotStatus,
     StartOrder,
     StartReport,
 )
@@ -47,6 +49,14 @@ class Node(Protocol):
 
     async def facts(self) -> NodeFacts:
         """What the machine is."""
+        ...
+
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        """Tells the machine where its zone's objects are: addresses, nearest first, in place of
+        those it was told before. Its own among them it passes over.
+
+        What was made there and the zone lacks is brought to the first cache, in the background.
+        """
         ...
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
@@ -93,6 +103,10 @@ class Node(Protocol):
         """All replicas of this machine, including those that have ended and are not yet removed."""
         ...
 
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        """What its ready replicas use; those of which nothing is known are left out."""
+        ...
+
     def exits(self) -> AsyncIterator[ReplicaStatus]:
         """Yields each replica that ends by itself, as it happens."""
         ...
@@ -103,6 +117,10 @@ class Node(Protocol):
         Raises:
             ReplicaGoneError: no log of such a replica is kept.
         """
+        ...
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        """All snapshots of this machine, also those that nothing can be restored from."""
         ...
 
     async def forget_app(self, tenant: str, app: str) -> None:

@@ -33,6 +33,7 @@ class Limits:
 
     cpu: float | None = None  # cores
     memory_bytes: int | None = None
+    disk_bytes: int | None = None  # of its own layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ class ReplicaSpec:
     image_index: str | None = None  # names the tree that `image` was at deployment; not for `host`
     secret_names: tuple[str, ...] = ()
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    network: str = "none"  # or "egress": it reaches what the machine reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class TierRead:
 
 @dataclass(frozen=True, slots=True)
 class WeightsRead:
-    """Weights that a server has read again after it was put back."""
+    """Weights that a server has read, at its start or again after it was put back."""
 
     size_bytes: int
     seconds: float
@@ -188,7 +190,7 @@ class FilesReport:
     recorded_bytes: int | None = None
     prefetched_objects: int = 0
     prefetched_bytes: int = 0
-    weights: WeightsRead | None = None  # of a restored start whose server says so
+    weights: WeightsRead | None = None  # where the server says so: nagara's engine does
     tiers: tuple[TierRead, ...] = ()  # for all replicas of the tenant meanwhile, nearest first
 
 
@@ -220,6 +222,7 @@ class StartReport:
     elapsed_s: float  # from the order's arrival at the node to ready
     snapshot: str | None = None  # the snapshot it was restored from
     fallback: str | None = None  # why a restore was not possible or failed; None when not tried
+    failed_snapshot: str | None = None  # the snapshot whose restore was tried and failed
     capture_wanted: bool = False  # no snapshot fits this machine yet
     files: FilesReport | None = None
     host: dict[str, float] | None = None
@@ -246,6 +249,34 @@ class CaptureReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotStatus:
+    """One snapshot as a machine sees it: one variant of what is saved under an app's key.
+
+    `state` is "good", "partly here", "stale", "in quarantine" or "damaged".
+    `cpu_flags` is what a host must offer to restore it; `misfit` says why this machine does not.
+    `failures` are the restores in a row that failed by its fault.
+    """
+
+    machine: str
+    tenant: str
+    app: str
+    snapshot: str
+    key: str
+    state: str
+    cpu_flags: tuple[str, ...] = ()
+    is_wide: bool = False  # made to need less than the CPU it was made on has
+    misfit: str | None = None
+    memory_bytes: int = 0
+    layer_bytes: int = 0
+    stored_bytes: int = 0  # its objects in the store
+    shared_bytes: int = 0  # of them those that other snapshots need as well
+    here_bytes: int | None = None  # on this machine; None: all of it
+    created_at_s: float = 0.0
+    failures: int = 0
+    reasons: tuple[str, ...] = ()  # what is not carried, why it failed or does not count
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """One replica as its machine sees it."""
 
@@ -260,6 +291,25 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaUsage:
+    """What a replica uses of what it may use; None: not known, or not bounded.
+
+    Memory is what cannot be taken from it at once: file content that is merely cached is left out.
+    `device` is how busy the busiest of its devices was at last, from 0 to 1.
+    """
+
+    replica: str
+    at_s: float  # when it was read, by the machine's monotonic clock
+    cpu_s: float  # CPU seconds since its start
+    cores: float  # that it may use
+    memory_bytes: int
+    memory_limit_bytes: int
+    disk_bytes: int | None = None
+    disk_limit_bytes: int | None = None
+    device: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What a machine is and how it starts replicas."""
 
@@ -270,3 +320,5 @@ class NodeFacts:
     can_snapshot: bool
     missing: tuple[str, ...] = ()  # what the machine lacks for the full path, in words
     bringing: tuple[str, ...] = ()  # images on their way to this machine, in words
+    cache: str | None = None  # where other machines find its objects, if it serves them
+    host_class: str = ""  # a snapshot made on one machine of a class fits all others of it

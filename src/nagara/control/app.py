@@ -1,9 +1,9 @@
 """What a user deploys, as frozen values. Pure: no I/O, no clock.
 
 `App.definition` is the digest of everything that decides what a replica of the app *is*: image,
-models, command, port, readiness, device, environment, limits, canary and snapshot hooks. How many
-replicas there are and how long requests may wait is left out, so that changing `scale.max` or a
-time-out costs no snapshot.
+models, command, port, readiness, device, environment, limits, network, canary and snapshot hooks.
+How many replicas there are and how long requests may wait is left out, so that changing
+`scale.max` or a time-out costs no snapshot.
 """
 
 import hashlib
@@ -69,6 +69,7 @@ class App:
     schedule: tuple[Entry, ...] = ()
     priority: int = 0
     regions: tuple[str, ...] = ()  # patterns; empty: any
+    network: str = "none"  # or "egress"
     served_model: str | None = None  # the name its OpenAI server knows its model by
 
     @property
@@ -78,7 +79,12 @@ class App:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def _replica_parts(self) -> dict[str, object]:
+        # What came later is named only where it is chosen: older definitions stay what they are.
+        later: dict[str, object] = {} if self.network == "none" else {"network": self.network}
+        if self.limits.disk_bytes is not None:
+            later["disk"] = self.limits.disk_bytes
         return {
+            **later,
             "tenant": self.tenant,
             "app": self.name,
             "image": self.image if self.image_index is None else [self.image, self.image_index],
@@ -117,6 +123,7 @@ class App:
             rules=self.rules,
             image_index=self.image_index,
             secret_names=self.secrets,
+            network=self.network,
         )
 
     @property

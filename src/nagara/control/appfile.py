@@ -1,7 +1,7 @@
 """Reads an app file: TOML text in, frozen `App` values out, or every fault at once.
 
-It knows the keys of the file and what may stand there. Keys that nagara's design has but this
-version does not act on are refused by name; keys nobody knows are refused with the nearest names.
+It knows the keys of the file and what may stand there. Keys nobody knows are refused with the
+nearest names.
 Pure: the caller reads the file.
 """
 
@@ -43,12 +43,6 @@ _IMAGES_AT_PATHS = ("dir:", "venv:", "oci:", "docker-archive:")
 # Their images can say themselves what runs in them.
 _IMAGES_WITH_COMMANDS = ("oci:", "docker-archive:", "registry:", "image:")
 _IMAGES = ("host", *_IMAGES_AT_PATHS, "registry:", "image:")
-
-# Keys of the design that this version refuses instead of passing over, by the table they stand in.
-LATER: dict[str, frozenset[str]] = {
-    "app.*": frozenset({"network"}),
-    "limits": frozenset({"disk"}),
-}
 
 
 def _problem(text: str) -> PydanticCustomError:
@@ -232,6 +226,7 @@ class _LimitsTable(_Table):
     # TOML writes whole cores as integers; strict mode would refuse them for a float.
     cpu: Annotated[float, Field(gt=0, le=4096, strict=False)] | None = None
     memory: Size | None = None
+    disk: Size | None = None
 
 
 def _cron(value: str) -> str:
@@ -273,6 +268,7 @@ class _AppTable(_Table):
     secrets: list[Annotated[str, AfterValidator(_secret)]] = []
     limits: _LimitsTable = _LimitsTable()
     timeouts: _TimeoutsTable = _TimeoutsTable()
+    network: Literal["none", "egress"] = "none"
     schedule: list[_ScheduleTable] = []
     priority: int = Field(default=0, ge=-1000, le=1000)
     regions: list[Annotated[str, AfterValidator(_region)]] = []
@@ -403,8 +399,6 @@ def _describe(app: str, detail: ErrorDetails) -> str:
 
 
 def _unknown_key(table: str, key: str) -> str:
-    if key in LATER.get(table, ()):
-        return "not supported yet"
     allowed = list(_TABLES[table].model_fields) if table in _TABLES else []
     near = difflib.get_close_matches(key, allowed, n=2)
     names = f"nearest: {', '.join(near)}" if near else f"allowed: {', '.join(sorted(allowed))}"
@@ -432,13 +426,14 @@ def _to_app(name: str, table: _AppTable) -> App:
         devices=tuple(table.devices),
         env=tuple(sorted(table.env.items())),
         secrets=tuple(dict.fromkeys(table.secrets)),
-        limits=Limits(cpu=table.limits.cpu, memory_bytes=table.limits.memory),
+        limits=Limits(table.limits.cpu, table.limits.memory, table.limits.disk),
         scale=Scale(scale.min, scale.max, scale.concurrency, scale.idle, scale.buffer),
         timeouts=Timeouts(table.timeouts.start, table.timeouts.request, table.timeouts.queue),
         snapshot=table.snapshot is not False,
         schedule=tuple(Entry(entry.cron, entry.warm) for entry in table.schedule),
         priority=table.priority,
         regions=tuple(table.regions),
+        network=table.network,
         hooks=kept.hooks(preset_of(table.command, table.env)),
         rules=kept.rules(),
         served_model=server.model if server is not None else None,

@@ -7,6 +7,8 @@
 
 - While a request is held, desired is at least ceil(D / c): it found no place, and the means would
   say so only seconds later. The same number is started at the moment the request comes.
+- While there are requests and replicas near what they may use (`strain`), one is kept that is not,
+  whatever the concurrency says: one more beside them, and one more again once that is as full.
 - Beside the replicas with work, `buffer` idle ones are kept while the app is in use.
 - A replica is brought back before a request that is due (`keepalive.pre_warm`).
 - Without a request in the system nothing else grows above `min`: past demand keeps replicas, it
@@ -62,6 +64,7 @@ class ReplicaView:
     is_ready: bool
     running: int = 0
     idle_s: float = 0.0
+    is_strained: bool = False  # near what it may use of CPU, memory, disk or device, for long
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,9 @@ def _desired(rules: Rules, demand: Demand, replicas: tuple[ReplicaView, ...]) ->
         busy = sum(replica.running > 0 for replica in replicas)
         wanted = max(wanted, max(busy, held) + rules.buffer)
     reason = f"mean60 wants {long}, mean2 {short}, held requests {held}"
+    strained = sum(replica.is_strained for replica in replicas)
+    if strained and (demand.now or demand.mean60) and strained >= wanted:
+        wanted, reason = strained + 1, f"{strained} near what they may use"
     return min(rules.max, max(rules.min, wanted)), reason
 
 

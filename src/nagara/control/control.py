@@ -163,11 +163,12 @@ class Control:
                     tasks = Tasks(group)
                     tasks.spawn(Retention(database, self._clock).run, "retention")
                     pool = await self._pool(database)
-                    values = AppSecrets(self._state_dir).values
-                    node = Machines(self._node, pool, self._nodes, values)
+                    node = self._machines(pool)
+                    tasks.spawn(node.zone.run, "zone caches")
                     fleet = Fleet(
                         *(node, Lending(pool), state, self._models, self._clock, tasks),
                         self._telemetry,
+                        scopes=node,
                     )
                     pool.on_lost, pool.on_room = fleet.lost, fleet.hand_on
                     deployments = Deployments(fleet, node, state, self._clock)
@@ -217,6 +218,10 @@ class Control:
         self._drain_s = 0.0
         self.stop(keep=True)
 
+    def _machines(self, pool: PoolService) -> Machines:
+        values = AppSecrets(self._state_dir).values
+        return Machines(self._node, pool, self._nodes, values, self._clock)
+
     async def _pool(self, database: Database) -> PoolService:
         record = PoolRecord(database)
         saved = await record.read()
@@ -244,6 +249,7 @@ class Control:
         loops = [
             group.create_task(watch.listen(), name="listen to the node"),
             group.create_task(watch.compare_for_ever(), name="compare with the node"),
+            group.create_task(watch.measure_for_ever(), name="what replicas use"),
             group.create_task(
                 Scaling(fleet, self._clock, self._telemetry.metrics.decision_s).run(),
                 name="scaling",
@@ -254,7 +260,7 @@ class Control:
         gateway = Gateway(*(fleet.services, auth, fleet.broken, self._clock, self._telemetry, jobs))
         await jobs.begin()
         figures = self._figures(fleet, pool)
-        api = Api(deployments, fleet, node, state, auth, pool, figures, WatchApi(live))
+        api = Api(deployments, fleet, node, state, auth, pool, figures, WatchApi(live, node))
         runner = _server(gateway, api, WebPage())
         await runner.setup()
         try:

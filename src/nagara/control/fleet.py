@@ -22,7 +22,7 @@ from nagara.contract.node import Node, NodeUnavailableError
 from nagara.contract.replica import ModelMount, ReplicaStatus, StartOrder, StartReport
 from nagara.control.app import App
 from nagara.control.autoscaler import after_restart
-from nagara.control.captures import Captures
+from nagara.control.captures import Captures, Scopes
 from nagara.control.dispatch import Dispatcher, Endpoint
 from nagara.control.draining import Draining
 from nagara.control.lending import Lending
@@ -33,6 +33,7 @@ from nagara.control.rollout import give_way, roll
 from nagara.control.service import SHORT_PAUSE_S, Service, longest_idle
 from nagara.control.start_record import failed, succeeded
 from nagara.control.state import StartRecord, State
+from nagara.control.strain import Strain
 from nagara.control.supply import NoSupplyError, Supply
 from nagara.control.tasks import Tasks, surely
 from nagara.control.telemetry import Telemetry, started
@@ -63,8 +64,10 @@ class Fleet:
         clock: Clock,
         tasks: Tasks,
         telemetry: Telemetry,
+        scopes: Scopes | None = None,
     ) -> None:
         self.services: dict[str, Service] = {}
+        self.strain = Strain()
         self._node = node
         self._state = state
         self._models = models
@@ -75,7 +78,7 @@ class Fleet:
         self.hand_on = self._supply.hand_on  # slots may have become free
         self._lending = lending
         self.captures = Captures(
-            *(node, self._supply, state, self.mounts, clock, tasks.spawn, telemetry)
+            *(node, self._supply, state, self.mounts, clock, tasks.spawn, telemetry), scopes=scopes
         )
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._all: dict[str, tuple[Service, Replica]] = {}
@@ -124,7 +127,7 @@ class Fleet:
         service: Service
         want, failed = (lambda: self._want(service)), (lambda: service.failures.reason)
         dispatcher = Dispatcher(self._clock, want, lambda: service.queue_s(), failed)
-        service = Service(app, version, dispatcher)
+        service = Service(app, version, dispatcher, strain=self.strain)
         self.services[app.name] = service
         self.expect(app)
         return service
@@ -287,7 +290,7 @@ class Fleet:
     async def _record_start(
         self, service: Service, replica: Replica, report: StartReport, record: StartRecord
     ) -> None:
-        self.captures.started(service, replica.app, report)
+        self.captures.started(service, replica.app, report, replica.lease)
         self._telemetry.start_ends(record)
         await self._state.add_start(record)
         if replica.state is _S.READY:
@@ -350,7 +353,13 @@ class Fleet:
 
     # -- ending ----------------------------------------------------------------------------
 
-    async def _retire(self, service: Service, replica: Replica, endpoint: Endpoint | None) -> None:
+    async def _retire(
+        self,
+        service: Service,
+        replica: Replica,
+        endpoint: Endpoint | None,
+        reason: str | None = None,
+    ) -> None:
         """Ends a replica whose route is gone, after its last request or its own end."""
         if endpoint is not None:
             if replica.state is _S.DRAINING:
@@ -362,7 +371,7 @@ class Fleet:
         await self._stop_surely(replica.name)
         if replica.state is _S.STOPPING:
             replica.on(ReplicaEvent.STOPPED)
-        await self._state.set_replica(replica.name, replica.state)
+        await self._state.set_replica(replica.name, replica.state, reason)
         self._gone(service, replica)
 
     async def _stop_surely(self, name: str) -> None:
@@ -449,8 +458,12 @@ class Fleet:
 
         self._tasks.spawn(stop, f"stop unknown {name}")
 
-    def ended(self, name: str, exit_code: int | None) -> None:
-        """A replica has ended by itself: whatever runs on it fails, and it is replaced."""
+    def ended(self, name: str, exit_code: int | None, reason: str | None = None) -> None:
+        """A replica has ended: whatever runs on it fails, and it is replaced.
+
+        Args:
+            reason: why its machine has ended it; None: by itself.
+        """
         if name not in self._all:
             return
         service, replica = self._all[name]
@@ -460,10 +473,12 @@ class Fleet:
         replica.on(ReplicaEvent.EXITED)
         if was_ready:
             how = "disappeared" if exit_code is None else f"ended by itself (exit code {exit_code})"
+            how = how if reason is None else f"was ended: {reason}"
             _log.warning("%s: %s", name, how)
             self._note_early_end(service, name, f"{name} {how}")
             endpoint = service.dispatcher.remove(name)
-            self._tasks.spawn(partial(self._retire, service, replica, endpoint), f"bury {name}")
+            retire = partial(self._retire, service, replica, endpoint, reason)
+            self._tasks.spawn(retire, f"bury {name}")
             self.nudge(service)
         else:
             self._draining.cut(name)

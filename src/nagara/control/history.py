@@ -4,6 +4,7 @@ Reads only. Called from the loop; each method is one look into the database.
 """
 
 import json
+from collections import defaultdict
 from typing import Any
 
 from nagara.control.sql import Database, Row, Sql
@@ -11,15 +12,36 @@ from nagara.control.sql import Database, Row, Sql
 PAGE_ROWS = 100
 MAX_ROWS = 1000
 
-_CAPTURES = (
-    "SELECT captures.app, replica, captures.version, snapshot, reason, memory_bytes, layer_bytes,"
-    " elapsed_s, finished_s, captures.definition = versions.definition AS is_present"
+_OF_PRESENT = (
+    " captures.definition = versions.definition AS is_present"
     " FROM captures JOIN apps ON apps.tenant = captures.tenant AND apps.app = captures.app"
     " JOIN versions ON versions.tenant = apps.tenant AND versions.app = apps.app"
     " AND versions.version = apps.version"
 )
+_CAPTURES = (
+    "SELECT captures.app, replica, captures.version, snapshot, reason, memory_bytes, layer_bytes,"
+    " elapsed_s, finished_s," + _OF_PRESENT
+)
+_MADE = (
+    "SELECT captures.tenant, captures.app, snapshot,"
+    + _OF_PRESENT
+    + " WHERE snapshot IS NOT NULL ORDER BY finished_s"
+)
+_RESTORES = (
+    "SELECT tenant, app, snapshot, count(*) AS count, avg(total_s) AS mean_s FROM starts"
+    " WHERE snapshot IS NOT NULL GROUP BY tenant, app, snapshot"
+)
+_FAILED_RESTORES = (
+    "SELECT tenant, app, failed_snapshot AS snapshot, count(*) AS count FROM starts"
+    " WHERE failed_snapshot IS NOT NULL GROUP BY tenant, app, failed_snapshot"
+)
 _OF_APP = " WHERE captures.app = ?"
 _NEWEST = " ORDER BY finished_s DESC, captures.rowid DESC LIMIT ?"
+
+# What is told of a snapshot of which no start and no capture is recorded.
+UNUSED: dict[str, Any] = {
+    "restores": 0, "failed_restores": 0, "restored_s": None, "is_present": None,
+}  # fmt: skip
 
 
 class History:
@@ -84,6 +106,27 @@ class History:
             return [{**dict(row), "is_present": bool(row["is_present"])} for row in rows]
 
         return await self._database.run(act)
+
+    async def snapshot_uses(self) -> dict[tuple[str, str, str], dict[str, Any]]:
+        """By tenant, app and snapshot: its restores among the recorded starts, how long they took
+        in the mean, and how many failed; whether it is of the app's present definition, where
+        that is known."""
+
+        def act(db: Sql) -> dict[tuple[str, str, str], dict[str, Any]]:
+            uses: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(UNUSED.copy)
+            for row in db.execute(_RESTORES):
+                uses[_key(row)] |= {"restores": row["count"], "restored_s": row["mean_s"]}
+            for row in db.execute(_FAILED_RESTORES):
+                uses[_key(row)]["failed_restores"] = row["count"]
+            for row in db.execute(_MADE):
+                uses[_key(row)]["is_present"] = bool(row["is_present"])
+            return dict(uses)
+
+        return await self._database.run(act)
+
+
+def _key(row: Row) -> tuple[str, str, str]:
+    return row["tenant"], row["app"], row["snapshot"]
 
 
 def _where(*, app: str | None = None, before: int | None = None) -> tuple[str, tuple[Any, ...]]:

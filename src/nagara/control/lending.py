@@ -21,7 +21,9 @@ def wanted_by(app: App) -> DemandClass:
 
 def needs_of(app: App) -> Resources:
     """What a replica takes of its machine beside devices: what it is limited to."""
-    return Resources(app.limits.cpu or 0.0, app.limits.memory_bytes or 0)
+    return Resources(
+        app.limits.cpu or 0.0, app.limits.memory_bytes or 0, app.limits.disk_bytes or 0
+    )
 
 
 class Lending:
@@ -45,6 +47,14 @@ class Lending:
         granted = self.pool.claim(
             Claimant(app.name, app.priority), here, needs_of(app), is_demand=False
         )
+        return granted.lease if isinstance(granted, Granted) else None
+
+    def claim_on(self, app: App, machine: str) -> Lease | None:
+        """A slot of another machine, if one is free."""
+        granted = self.pool.claim(
+            Claimant(app.name, app.priority), wanted_by(app), needs_of(app),
+            is_demand=False, machine=machine,
+        )  # fmt: skip
         return granted.lease if isinstance(granted, Granted) else None
 
     async def durable(self) -> None:

@@ -94,6 +94,7 @@ class Live:
         self._counted: dict[str, _Counted] = {}  # by app, at the last look
         self._looked_s = clock.monotonic_s()
         self._since_s: dict[str, float] = {}  # wall time at which a starting replica was seen
+        self._checks_since_s: dict[tuple[str, int], float] = {}  # by machine and epoch, wall
         self._rows: dict[str, dict[str, Any]] = {}
         self._pool_row: dict[str, Any] = {}
         self._last_start = 0
@@ -255,7 +256,15 @@ class Live:
         return {"replica": replica, "since_s": since_s}
 
     def _describe_pool(self) -> dict[str, Any]:
-        return {**self._pool.document(), "plan": self._pool.plan_document()}
+        document = self._pool.document()
+        seen_s, now_s = self._checks_since_s, round(self._clock.wall_s(), 3)
+        checked = [one for one in document["machines"] if one["running_check"]]
+        # An epoch stands for one stay in one state.
+        keys = [(one["name"], one["epoch"]) for one in checked]
+        self._checks_since_s = {key: seen_s.get(key, now_s) for key in keys}
+        for machine, key in zip(checked, keys, strict=True):
+            machine["check_since_s"] = self._checks_since_s[key]
+        return {**document, "plan": self._pool.plan_document()}
 
 
 _SHOWN = (

@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
+from nagara.base.clock import Clock, SystemClock
 from nagara.contract.machine import MachineUnreachableError
 from nagara.contract.node import Node, NodeError, NodeUnavailableError, ReplicaGoneError
 from nagara.contract.replica import (
@@ -23,9 +24,12 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    ReplicaUsage,
+    SnapshotStatus,
     StartOrder,
     StartReport,
 )
+from nagara.control.zone import OWN, Zone
 from nagara.pool.machines import Machine
 from nagara.pool.service import PoolService
 
@@ -55,7 +59,12 @@ class Machines:
     """
 
     def __init__(
-        self, own: Node, pool: PoolService, nodes: Nodes, secrets: Secrets = no_secrets
+        self,
+        own: Node,
+        pool: PoolService,
+        nodes: Nodes,
+        secrets: Secrets = no_secrets,
+        clock: Clock | None = None,
     ) -> None:
         self._own = own
         self._pool = pool
@@ -63,9 +72,16 @@ class Machines:
         self._secrets = secrets
         self._away: dict[str, tuple[Machine, Lease]] = {}  # replicas of other machines
         self._last_seen: dict[str, tuple[ReplicaStatus, ...]] = {}  # by machine
+        self.zone = Zone(self._all, clock or SystemClock())
+
+    def _all(self) -> dict[str, Node]:
+        return {OWN: self._own} | {one.name: self._node(one) for one in self._others()}
 
     async def facts(self) -> NodeFacts:
         return await self._own.facts()
+
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        return await self._own.use_caches(caches)
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         """To this machine; another one brings it by itself when it first starts from it."""
@@ -76,12 +92,20 @@ class Machines:
         machine = self._pool.machine_of(order.lease)
         if machine is None or machine.is_own:
             return await self._own.start(order)
-        end_s = await self._end_of(order.lease)
-        self._away[order.replica] = (machine, order.lease)
-        lease = replace(order.lease, expires_at_s=end_s)
-        report = await self._node(machine).start(replace(order, lease=lease))
-        # Snapshots are made here: what another machine lacks is no reason for one more.
-        return replace(report, capture_wanted=False)
+        lease = await self._sent(order.replica, machine, order.lease)
+        return await self._node(machine).start(replace(order, lease=lease))
+
+    async def _sent(self, replica: str, machine: Machine, lease: Lease) -> Lease:
+        """The lease with its end there; from now on the replica is that machine's."""
+        end_s = await self._end_of(lease)
+        self._away[replica] = (machine, lease)
+        if not self.zone.knows(machine.name):
+            await self.zone.tell(machine.name, self._node(machine))
+        return replace(lease, expires_at_s=end_s)
+
+    def machines_of(self, scope: str) -> list[str]:
+        """Those that a snapshot of that scope is for."""
+        return [name for name in self._all() if self.zone.host_class(name) == scope]
 
     async def _end_of(self, lease: Lease) -> float:
         try:
@@ -95,7 +119,22 @@ class Machines:
     async def capture(self, order: CaptureOrder) -> CaptureReport:
         if order.spec.rules.with_secrets:
             order = replace(order, spec=self._with_secrets(order.spec))
-        return await self._own.capture(order)
+        machine = self._pool.machine_of(order.lease)
+        if machine is None or machine.is_own:
+            return await self._own.capture(order)
+        lease = await self._sent(order.replica, machine, order.lease)
+        return await self._node(machine).capture(replace(order, lease=lease))
+
+    def capture_scope(self, lease: Lease, image: str) -> tuple[str, str]:
+        """A machine, and what names all that can use a snapshot made there.
+
+        Those of one host class, if they find each other's; a machine's own tree is its alone.
+        """
+        machine = self._pool.machine_of(lease)
+        name = OWN if machine is None or machine.is_own else machine.name
+        host_class = self.zone.host_class(name)
+        is_shared = bool(self.zone.caches and host_class) and image != "host"
+        return name, host_class if is_shared else f"{host_class}@{name}"
 
     def _with_secrets(self, spec: ReplicaSpec) -> ReplicaSpec:
         return replace(spec, secrets=self._secrets(spec.tenant, spec.secret_names))
@@ -146,6 +185,18 @@ class Machines:
         self._last_seen[machine.name] = statuses
         return statuses
 
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        """A machine that does not answer in time is left out."""
+        asked = [self._own.usage(), *(self._usage_of(machine) for machine in self._others())]
+        return tuple(usage for found in await asyncio.gather(*asked) for usage in found)
+
+    async def _usage_of(self, machine: Machine) -> tuple[ReplicaUsage, ...]:
+        try:
+            async with _within(ANSWER_S, machine):
+                return await self._node(machine).usage()
+        except NodeError:  # `replicas` says it
+            return ()
+
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         queue: asyncio.Queue[ReplicaStatus | NodeError] = asyncio.Queue()
         listening = {"": asyncio.create_task(_listen(self._own, queue, is_own=True))}
@@ -182,6 +233,21 @@ class Machines:
                     async with _within(ANSWER_S, machine):
                         return await self._node(machine).logs(replica, tail_bytes=tail_bytes)
             raise
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        """Those of machines that do not answer are left out."""
+        others = self._others()
+        found = await asyncio.gather(self._own.snapshots(), *map(self._snapshots_of, others))
+        return tuple(one for each in found for one in each)
+
+    async def _snapshots_of(self, machine: Machine) -> tuple[SnapshotStatus, ...]:
+        try:
+            async with _within(ANSWER_S, machine):
+                found = await self._node(machine).snapshots()
+        except NodeError as error:
+            _log.warning("%s does not say what it has saved: %s", machine.name, error.what)
+            return ()
+        return tuple(replace(one, machine=machine.name) for one in found)
 
     async def forget_app(self, tenant: str, app: str) -> None:
         await self._own.forget_app(tenant, app)

@@ -58,4 +58,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX jobs_by_state ON jobs (state)",
     ),
     ("ALTER TABLE keys ADD COLUMN limits TEXT NOT NULL DEFAULT '{}'",),
+    ("ALTER TABLE starts ADD COLUMN failed_snapshot TEXT",),
 )

@@ -5,16 +5,19 @@ a report missed, and one at the beginning that takes over what an earlier contro
 Runs as tasks on the loop; all changes go through the fleet.
 """
 
+import contextlib
 import logging
 
 from nagara.base.clock import Clock
 from nagara.base.errors import NagaraError
 from nagara.contract.node import Node
+from nagara.contract.replica import ReplicaStatus
 from nagara.control.fleet import Fleet
 from nagara.control.state import State
 
 RECONCILE_S = 30.0
 RETRY_S = 2.0
+USAGE_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ class NodeWatch:
         while True:
             try:
                 async for status in self._node.exits():
-                    self._fleet.ended(status.replica, status.exit_code)
+                    self._fleet.ended(status.replica, status.exit_code, _reason(status))
             except NagaraError as error:
                 _log.warning("the node cannot be reached: %s", error.what)
             await self._clock.sleep(RETRY_S)
@@ -58,6 +61,15 @@ class NodeWatch:
         while True:
             await self._clock.sleep(RECONCILE_S)
             await self.compare()
+
+    async def measure_for_ever(self) -> None:
+        """Asks every `USAGE_S` seconds what replicas use."""
+        while True:
+            await self._clock.sleep(USAGE_S)
+            if self._fleet.ready_replicas():
+                with contextlib.suppress(NagaraError):  # whoever compares says it
+                    usages = await self._node.usage()
+                    self._fleet.strain.take(usages, self._clock.monotonic_s())
 
     async def compare(self) -> None:
         """Finds replicas that ended unseen, and ends those that nobody knows."""
@@ -71,8 +83,14 @@ class NodeWatch:
         for name in expected:
             status = present.get(name)
             if status is None or status.exit_code is not None:
-                self._fleet.ended(name, None if status is None else status.exit_code)
+                code = None if status is None else status.exit_code
+                self._fleet.ended(name, code, _reason(status))
         for name in present:
             if not self._fleet.knows(name):
                 _log.warning("%s: not ours; ending it", name)
                 self._fleet.stop_unknown(name)
+
+
+def _reason(status: ReplicaStatus | None) -> str | None:
+    """Why the node has ended it, if it was the node."""
+    return None if status is None else status.detail.get("reason")

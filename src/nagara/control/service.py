@@ -16,6 +16,7 @@ from nagara.control.keepalive import Warm, auto_idle_s, hold_s, pre_warm
 from nagara.control.occupancy import Use
 from nagara.control.refusal import Refusal
 from nagara.control.replicas import Replica, ReplicaState
+from nagara.control.strain import Strain
 
 BACKOFF_MAX_S = 60.0
 QUEUE_MIN_S = 30.0
@@ -83,6 +84,7 @@ class Service:
     recent_starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     earlier: dict[str, App] = field(default_factory=dict)  # versions by definition
     warm: int = 0  # replicas that the app's schedule keeps at present
+    strain: Strain = field(default_factory=Strain)  # of all apps' replicas
     roll_target: int = 0  # ready replicas when the present version was deployed
     short_until_s: float = 0.0  # there was no slot for it: until then only the tick tries
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # set when a replica has gone
@@ -223,7 +225,8 @@ class Service:
         if endpoint is None:
             return ReplicaView(replica.name, is_ready=False)
         idle_s = 0.0 if endpoint.running else now_s - endpoint.idle_since_s
-        return ReplicaView(replica.name, True, endpoint.running, idle_s)
+        is_strained = self.strain.of(replica.name, now_s) is not None
+        return ReplicaView(replica.name, True, endpoint.running, idle_s, is_strained)
 
 
 def longest_idle(services: Iterable[Service], now_s: float) -> tuple[Service, str] | None:

@@ -22,6 +22,7 @@ def succeeded(
         started_s=started_s,
         fallback=report.fallback,
         snapshot=report.snapshot,
+        failed_snapshot=report.failed_snapshot,
         files=None if report.files is None else asdict(report.files),
         host=report.host,
     )

@@ -33,8 +33,8 @@ _PUT_REPLICA = put(
 )  # fmt: skip
 _PUT_START = put(
     "starts", ("replica",),
-    ("replica", "tenant", "app", "kind", "stages", "total_s", "fallback", "snapshot", "error",
-     "started_s", "files", "host"),
+    ("replica", "tenant", "app", "kind", "stages", "total_s", "fallback", "snapshot",
+     "failed_snapshot", "error", "started_s", "files", "host"),
 )  # fmt: skip
 _PUT_CAPTURE = put(
     "captures", ("replica",),
@@ -73,6 +73,7 @@ class StartRecord:
     started_s: float
     fallback: str | None = None
     snapshot: str | None = None
+    failed_snapshot: str | None = None  # whose restore was tried before a plain start
     error: str | None = None
     files: Mapping[str, Any] | None = None  # as `FilesReport`
     host: Mapping[str, float] | None = None  # as in `StartReport`
@@ -249,8 +250,8 @@ class State:
         """Records one start's waterfall. See `_note`."""
         values = (
             start.replica, start.tenant, start.app, start.kind, json.dumps(dict(start.stages)),
-            start.total_s, start.fallback, start.snapshot, start.error, start.started_s,
-            _json(start.files), _json(start.host),
+            start.total_s, start.fallback, start.snapshot, start.failed_snapshot, start.error,
+            start.started_s, _json(start.files), _json(start.host),
         )  # fmt: skip
         await self._note(lambda db: db.execute(_PUT_START, values))
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from nagara.contract.replica import Lease
 from nagara.control.app import App
 from nagara.control.errors import ControlError
+from nagara.control.zone import OWN
 from nagara.pool.actions import NoSlot
 
 
@@ -37,6 +38,10 @@ class Lender(Protocol):
 
     def claim_here(self, app: App) -> Lease | None:
         """A slot of this machine, if one is free."""
+        ...
+
+    def claim_on(self, app: App, machine: str) -> Lease | None:
+        """A slot of the machine of that name, if one is free."""
         ...
 
     async def durable(self) -> None:
@@ -92,9 +97,13 @@ class Supply:
                 self.release(future.result())
             raise
 
-    def claim_here(self, app: App) -> Lease | None:
-        """A lease of this machine that nobody else waits for, or None."""
-        return None if self._waiting else self._lender.claim_here(app)
+    def claim_spare(self, app: App, machine: str) -> Lease | None:
+        """A lease of that machine, or of this one if it is `OWN`, that nobody else waits for."""
+        if self._waiting:
+            return None
+        if machine == OWN:
+            return self._lender.claim_here(app)
+        return self._lender.claim_on(app, machine)
 
     async def durable(self) -> None:
         """Returns when what was claimed before may be used."""

@@ -139,6 +139,10 @@ class Telemetry:
         yield "# HELP nagara_apps Deployed apps."
         yield "# TYPE nagara_apps gauge"
         yield f"nagara_apps {len(services)}"
+        yield from series(
+            "nagara_use_ratio", "What the fullest replica uses of what it may.", "gauge",
+            ("app", "resource"), _uses(active),
+        )  # fmt: skip
         spent_s = self.spent_s()
         yield from series(
             "nagara_reserved_seconds_total", "What reserved slots were used for.", "counter",
@@ -158,6 +162,17 @@ class Telemetry:
         yield "# HELP nagara_spans_dropped_total Spans that no collector took."
         yield "# TYPE nagara_spans_dropped_total counter"
         yield f"nagara_spans_dropped_total {self.tracer.dropped}"
+
+
+def _uses(services: Iterable[Service]) -> Iterator[tuple[tuple[str, str], float]]:
+    """The highest share of each resource over an app's replicas."""
+    for service in services:
+        highest: dict[str, float] = {}
+        for name in service.replicas:
+            for resource, share in service.strain.shares(name).items():
+                highest[resource] = max(share, highest.get(resource, 0.0))
+        for resource, share in highest.items():
+            yield (service.app.name, resource), round(share, 4)
 
 
 def _whole(spent_s: dict[str, dict[Use, float]]) -> Iterator[str]:

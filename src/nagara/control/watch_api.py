@@ -5,10 +5,12 @@ Called by `api`, which has checked who asks.
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 from aiohttp import web
 
-from nagara.control.history import MAX_ROWS, PAGE_ROWS
+from nagara.contract.node import Node
+from nagara.control.history import MAX_ROWS, PAGE_ROWS, UNUSED
 from nagara.control.live import Live
 from nagara.control.refusal import bad_request
 
@@ -19,13 +21,15 @@ _Handler = Callable[[web.BaseRequest, _Arguments], Awaitable[web.StreamResponse]
 class WatchApi:
     """Watching over HTTP."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Live, node: Node) -> None:
         self._live = live
+        self._node = node
         app = r"/api/apps/(?P<app>[a-z0-9-]+)"
         self.routes: tuple[tuple[str, re.Pattern[str], _Handler], ...] = (
             ("GET", re.compile(r"/api/events"), self._events),
             ("GET", re.compile(r"/api/starts"), self._starts),
             ("GET", re.compile(r"/api/captures"), self._captures),
+            ("GET", re.compile(r"/api/snapshots"), self._snapshots),
             ("GET", re.compile(app + r"/replicas"), self._replicas),
         )
 
@@ -62,6 +66,23 @@ class WatchApi:
         """
         captures = await self._live.history.captures(request.query.get("app"))
         return web.json_response({"captures": captures})
+
+    async def _snapshots(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
+        """`{"snapshots": [...]}` of all machines, the newest first; `?app=` narrows to one app.
+
+        Each is one variant: what a host must offer (`cpu_flags`), how it stands with it (`state`,
+        `reasons`, `misfit`, `failures` in a row), its sizes, and what the recorded starts say of
+        it: `restores`, `restored_s` in the mean, `failed_restores`. `is_present` says whether it
+        is of the app as it is defined now; null where that is not known.
+        """
+        app = request.query.get("app")
+        saved = [one for one in await self._node.snapshots() if app in (None, one.app)]
+        uses = await self._live.history.snapshot_uses()
+        rows = [
+            {**asdict(one), **uses.get((one.tenant, one.app, one.snapshot), UNUSED)}
+            for one in sorted(saved, key=lambda one: -one.created_at_s)
+        ]
+        return web.json_response({"snapshots": rows})
 
     async def _replicas(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """`{"replicas": [...]}`: the app's latest, living and ended, with `state` and `reason`."""

@@ -132,7 +132,7 @@ class Engine:
             is_checking=s.is_checking,
         )
         self._core = Core(self._scheduler, runner, s.depth, is_checking=s.is_checking)
-        loaded.finish()
+        self.read = loaded.finish()  # of the weights, at the start or at the latest waking
         self._wake_up = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._by_key: dict[int, Sequence] = {}
@@ -457,6 +457,7 @@ class Engine:
         self._woken = None
         if self._is_asleep:
             self._woken = self._rest.awake(self._core.graphs, self._shapes)
+            self.read = self._woken.weights or self.read
             self._is_asleep = False
 
     def _end_all(self, error: EngineError | None) -> None:

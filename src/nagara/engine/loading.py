@@ -52,14 +52,19 @@ class LoadedModel:
     streamed: StreamedWeights | None = None  # not mapped: in memory that can be released
     reading: Reading | None = None  # weights under way, or looked at; None: nothing to wait for
 
-    def finish(self) -> None:
+    def finish(self) -> Streamed | None:
         """Waits until weights are there and right; nothing may be computed before.
+
+        Returns what was read; None where nobody had to read them.
 
         Raises:
             ModelFolderError: they are not what they should be.
         """
-        if self.reading is not None:
-            log_streamed(self.reading.finish(log_progress))
+        if self.reading is None:
+            return None
+        done = self.reading.finish(log_progress)
+        log_streamed(done)
+        return done
 
 
 def load_model(path: Path, settings: EngineSettings) -> LoadedModel:

@@ -32,6 +32,7 @@ from nagara.engine.openai_shapes import ChatShape, CompletionShape, Shape
 from nagara.engine.request import Output, SamplingParams
 from nagara.engine.settings import EngineSettings
 from nagara.engine.tokenizer import LONG_TEXT, Tokenizer
+from nagara.engine.weight_stream import Streamed
 
 log = logging.getLogger("nagara.engine")
 
@@ -136,7 +137,8 @@ class ModelServer:
         return await handler(request)
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.json_response({"status": "ready", "model": self._name})
+        found = {"status": "ready", "model": self._name, **_weights(self.engine.read)}
+        return web.json_response(found)
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
         text = self._metrics.text(self.engine.stats())
@@ -173,12 +175,7 @@ class ModelServer:
         found: dict[str, Any] = {"status": "ready"}
         if woken is not None:
             found |= {"cache_blocks": woken.blocks, "keeps_graphs": woken.keeps_graphs}
-            if (read := woken.weights) is not None:
-                found["weights"] = {
-                    "size_bytes": read.size_bytes,
-                    "seconds": round(read.seconds, 4),
-                    "gb_s": round(read.gb_s, 3),
-                }
+            found |= _weights(woken.weights)
         return web.json_response(found)
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -439,6 +436,14 @@ async def _until_over(server: ModelServer, ending: "asyncio.Task[Any]") -> None:
     await asyncio.wait({failing, ending}, return_when=asyncio.FIRST_COMPLETED)
     if failing.done() and not ending.done() and (failure := failing.result()) is not None:
         raise failure
+
+
+def _weights(read: Streamed | None) -> dict[str, Any]:
+    """What an answer says of them, where they were read."""
+    if read is None:
+        return {}
+    seconds, rate = round(read.seconds, 4), round(read.gb_s, 3)
+    return {"weights": {"size_bytes": read.size_bytes, "seconds": seconds, "gb_s": rate}}
 
 
 def serve(settings: ServeSettings) -> None:

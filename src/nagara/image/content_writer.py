@@ -9,6 +9,7 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import BinaryIO
 
 from nagara.image.errors import SourceError
@@ -30,10 +31,16 @@ class ContentWriter:
 
     Args:
         memory: of earlier imports; what it knows is not read again.
+        keeps_files: give large files a second name in the store instead of copying them; for
+            files that nobody writes to. One that is written to all the same is found out by its
+            change time, as every object is.
     """
 
-    def __init__(self, store: Store, memory: FileMemory | None = None) -> None:
+    def __init__(
+        self, store: Store, memory: FileMemory | None = None, *, keeps_files: bool = False
+    ) -> None:
         self.store = store
+        self._keeps_files = keeps_files
         self.files = 0  # finished so far, and their bytes: for who shows progress
         self.bytes = 0
         self._memory = memory
@@ -125,7 +132,7 @@ class ContentWriter:
                     raise SourceError("changed while it was read", where=os.fsdecode(path))
                 self.add_bytes(node, content)
             else:
-                self._add_large(node, descriptor, before.st_size)
+                self._add_large(node, path, descriptor, before.st_size)
             after = os.fstat(descriptor)
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
                 raise SourceError("changed while it was read", where=os.fsdecode(path))
@@ -146,14 +153,18 @@ class ContentWriter:
         node.size, node.content = name.size, name
         return True
 
-    def _add_large(self, node: Node, descriptor: int, size: int) -> None:
+    def _add_large(self, node: Node, path: bytes, descriptor: int, size: int) -> None:
         """Hashed first: what is there already need not be written."""
         node.size = size
+        before = os.fstat(descriptor)
         hashed = hash_file(descriptor, size, self.store.local.folder.hashers)
         node.content = hashed.name
         if not self._is_new(hashed.name):
             return
         with self.store.local.temporary() as temporary:
+            if self._keeps_files and _link(path, temporary, before):
+                self.store.add_hashed(temporary, hashed.name, hashed.chunk_list)
+                return
             with temporary.open("r+b", buffering=0) as file:
                 _copy_sparse(descriptor, file.fileno(), size)
                 # What was copied, not what was hashed: the file may have changed in between.
@@ -174,6 +185,23 @@ class ContentWriter:
         with self._lock:
             self.new[name] = name.size
         return True
+
+
+def _link(path: bytes, target: Path, before: os.stat_result) -> bool:
+    """A second name for the file that was hashed, if nobody has written to it since."""
+    second = target.with_name(target.name + ".link")
+    try:
+        os.link(path, second, follow_symlinks=False)
+    except OSError:  # another file system, or one without links
+        return False
+    now = second.stat()
+    if (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) == (
+        before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns,
+    ):  # fmt: skip
+        second.replace(target)
+        return True
+    second.unlink()
+    return False
 
 
 def _copy(stream: BinaryIO, sink: FileSink, at: int, length: int) -> None:

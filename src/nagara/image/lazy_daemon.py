@@ -9,6 +9,7 @@
     {"op": "prefetch", "name", "trace", "distance_s"}  → {}    begins; `progress` tells
     {"op": "fill", "name", "list", "index"}            → {}    fetches all in the order of files
     {"op": "progress", "name"}                         → {"progress": {...}}
+    {"op": "forget", "name"}                           → {}    its holder is gone
     {"op": "stats"}                                    → {"tiers": [...]}
     {"op": "stop"}                                     → {}
 
@@ -138,6 +139,9 @@ class LazyDaemon:
             self._fill(request)
         elif operation == "progress":
             return {"progress": asdict(self._prefetcher.progress(request["name"]))}
+        elif operation == "forget":
+            self._recorder.finish(request["name"])
+            self._prefetcher.forget(request["name"])
         elif operation == "stats":
             return {"tiers": [asdict(report) for report in self._store.reports()]}
         elif operation == "stop":

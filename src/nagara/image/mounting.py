@@ -44,6 +44,7 @@ from nagara.store.statistics import TierReport
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
+_FORGET_S = 1.0
 Method = Literal["overlay", "tree", "checkout"]  # see `probing`
 
 
@@ -168,9 +169,15 @@ class ImageMounts:
         except BaseException:
             self.release(holder)
             raise
-        data = store.local.objects if is_local else self.lazy_layer(tenant).path
+        if is_local:
+            data: tuple[Path, ...] = (store.local.objects,)
+        else:
+            data = (self.lazy_layer(tenant).path,)
+            # A start that is recorded has to ask the daemon for everything.
+            if not wants_recording(image) and store.local.offer_large(image.list):
+                data = (store.local.proven.folder, *data)
         way = "local" if is_local else "lazy"
-        return MountedImage(image, tenant, holder, (layer,), (data,), not is_local, way)
+        return MountedImage(image, tenant, holder, (layer,), data, not is_local, way)
 
     def mount_at(
         self,
@@ -203,6 +210,8 @@ class ImageMounts:
             self.objects.ledger.unpin(holder)
             for pin in mine:
                 self._drop_unneeded(pin.tenant)
+        for tenant in {pin.tenant for pin in mine}:
+            self._forget(tenant, holder)
 
     def reconcile(self, alive: Collection[str]) -> None:
         """Releases the holders that are gone; after a restart of this process."""
@@ -340,6 +349,13 @@ class ImageMounts:
             lazy.ask(request)
         except DaemonError as error:
             _log.warning("%s does not begin: %s", request["op"], error)
+
+    def _forget(self, tenant: str, holder: str) -> None:
+        """The daemon keeps nothing about a holder that is gone; a dead one has forgotten all."""
+        lazy = self.lazy_layer(tenant)
+        if lazy.socket.exists():
+            with contextlib.suppress(DaemonError):
+                lazy.ask({"op": "forget", "name": holder}, time_limit_s=_FORGET_S)
 
     def _check(self, store: Store, tenant: str, image: Image) -> None:
         if not self._mark(tenant, image).exists():

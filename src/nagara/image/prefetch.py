@@ -80,7 +80,7 @@ class _Job:
 
 
 class Prefetcher:
-    """The jobs of one daemon, by name; of several with one name the latest is shown."""
+    """The jobs of one daemon, by name until that is forgotten; the latest of each is shown."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -109,6 +109,10 @@ class Prefetcher:
         """Of a job; all zeros for an unknown one."""
         job = self._jobs.get(name)
         return Progress() if job is None else job.progress
+
+    def forget(self, name: str) -> None:
+        """Nobody will ask for the progress any more; what is under way goes on."""
+        self._jobs.pop(name, None)
 
     def _fetch_trace(self, job: _Job, trace: Trace, gate: ByteBudget) -> None:
         """Fetches what a trace names; returns when all was tried."""

@@ -17,10 +17,12 @@ import shutil
 import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,17 @@ class Fault:
     path: str
     object: ObjectName
     is_wrong: bool  # was here with other bytes, and was removed; else it is not here
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What an image's objects take, and how much of that others of the shelf need as well."""
+
+    stored_bytes: int = 0
+    shared_bytes: int = 0
+
+
+NOTHING = Share()
 
 
 class Shelf:
@@ -278,14 +291,26 @@ class Shelf:
             paths = paths if paths is not None else self.paths(image)
             yield Fault(paths.get(name, str(name)), name, was_here)
 
-    def shared_bytes(self, shelved: Shelved) -> tuple[int, int]:
-        """What an image's objects take, and how much of that others of the shelf need as well."""
-        mine = self.local.listed(str(shelved.image.list)) or frozenset()
-        others: set[str] = set()
-        for other in self.all():
-            if other.name != shelved.name:
-                others |= self.local.listed(str(other.image.list)) or frozenset()
-        return _sum_bytes(mine), _sum_bytes(mine & others)
+    def shares(self) -> dict[str, Share]:
+        """What each image's objects take, by its name."""
+        needed = {
+            shelved.name: self.local.listed(str(shelved.image.list)) or frozenset()
+            for shelved in self.all()
+        }
+        users = Counter(chain.from_iterable(needed.values()))
+        return {
+            name: Share(_sum_bytes(mine), _sum_bytes(each for each in mine if users[each] > 1))
+            for name, mine in needed.items()
+        }
+
+    def here_bytes(self, image: Image) -> int | None:
+        """How much of an image is on this machine; None: all of it."""
+        listed = self.local.listed(str(image.list))
+        if listed is None:
+            return 0
+        names = [parse_name(name) for name in listed]
+        here = [name for name in names if self.local.has(name)]
+        return None if len(here) == len(names) else sum(name.size for name in here)
 
     def paths(self, image: Image) -> dict[ObjectName, str]:
         """Where each object lies in the image; the first place of several."""

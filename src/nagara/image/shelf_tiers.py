@@ -10,6 +10,7 @@ later, and once more adds what somebody who had read it before has taken away. B
 thread.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,10 @@ from nagara.store.roots import (
     Root,
     fetch_root,
     parse_root,
+    read_root,
+    remove_root,
     root_key,
+    write_root,
 )
 from nagara.store.tier import Tier
 
@@ -44,6 +48,22 @@ def push_shelved(
     moved = push(shelf.store, tier, shelved.to_root(shelf.kind))
     _change(shelf, tier, subject, shelved.name, entry)
     return moved
+
+
+def list_here(shelf: Shelf, subjects: Mapping[str, Entries]) -> None:
+    """Lets this machine's own folder say what it has of each subject, and of no other one: for who
+    serves it to others. Raises `StoreError`, OSError."""
+    roots = shelf.local.root / "roots" / shelf.kind
+    known = {path.name for path in roots.glob("*~")} if roots.is_dir() else set()
+    for subject, entries in subjects.items():
+        document = Root(shelf.kind, _document(subject), (), {"entries": entries})
+        known.discard(document.name)
+        with contextlib.suppress(AbsentError):
+            if read_root(shelf.local, shelf.kind, document.name) == document:
+                continue
+        write_root(shelf.local, document)
+    for gone in known:
+        remove_root(shelf.local, shelf.kind, gone)
 
 
 def withdraw(shelf: Shelf, tier: Tier, name: str, subject: str) -> None:

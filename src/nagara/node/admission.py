@@ -29,6 +29,8 @@ def check_order(order: StartOrder | CaptureOrder) -> None:
         raise NodeError(f"{spec.port} is not a port", where=spec.app)
     if not spec.ready_path.startswith("/") or not spec.canary.path.startswith("/"):
         raise NodeError("paths begin with a slash", where=spec.app)
+    if spec.network not in ("none", "egress"):
+        raise NodeError(f"unknown network {spec.network!r}", where=spec.app)
     for name, _ in spec.secrets:
         check_name("secret", name)
     pairs = (*spec.env, *spec.secrets)

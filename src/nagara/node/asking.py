@@ -1,4 +1,4 @@
-"""Requests of the node itself to a replica: is it ready, and does it give the known answer.
+"""Requests of the node itself to a replica.
 
 On the node's event loop; the HTTP itself runs in worker threads of their own, so that replicas
 which are slow to answer keep nothing else waiting.
@@ -6,21 +6,18 @@ which are slow to answer keep nothing else waiting.
 
 import asyncio
 import contextlib
-import logging
+import json
+import math
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-from nagara.contract.replica import HookStep
+from nagara.contract.replica import HookStep, WeightsRead
 from nagara.node.runtime import Port
 from nagara.snapshot.canary import Answer, CanaryError, Question, ask, canonical
 
 _CONNECT_S = 5.0
-_READY_ANSWER_S = 30.0
 _CANARY_ANSWER_S = 60.0
-_FIRST_PAUSE_S, _PAUSE_SHARE, _LONGEST_PAUSE_S = 0.01, 0.03, 1.0
-_LONG_START_S = 15.0  # from then on it is said what a start waits for
 
-_log = logging.getLogger(__name__)
 _threads = ThreadPoolExecutor(64, thread_name_prefix="asking a replica")
 
 
@@ -39,53 +36,10 @@ async def connected(port: Port) -> socket.socket:
     return opened
 
 
-class Readiness:
-    """Asks a starting replica again and again whether it is ready.
-
-    Args:
-        path: a GET of it is answered with a 2xx once it is.
-        app: named when it takes long.
-
-    `last` says how the latest try went, for whoever wonders why a start takes so long.
-    """
-
-    def __init__(self, port: Port, path: str, app: str) -> None:
-        self._port = port
-        self._path = path
-        self._app = app
-        self.last = "was not asked yet"
-
-    async def reached(self) -> None:
-        """Returns when the replica is ready. Waits for ever: bound it outside.
-
-        The pauses grow with the time that has passed, so that asking delays no start by more
-        than some per cent, and a server that logs each request is not flooded for long.
-        """
-        clock = asyncio.get_running_loop().time
-        began_s = clock()
-        is_said = False
-        while not await self._is_ready():
-            passed_s = clock() - began_s
-            if passed_s > _LONG_START_S and not is_said:
-                is_said = True
-                where = f"GET {self._path}"
-                _log.warning("%s: not ready for %d s: %s %s", self._app, passed_s, where, self.last)
-            await asyncio.sleep(min(max(_FIRST_PAUSE_S, passed_s * _PAUSE_SHARE), _LONGEST_PAUSE_S))
-
-    async def _is_ready(self) -> bool:
-        try:
-            answer = await _ask(self._port, self._path, None, _READY_ANSWER_S)
-        except (CanaryError, ConnectionError) as error:
-            self.last = f"cannot be asked: {error}"
-            return False
-        self.last = f"answers {answer.status}"
-        return 200 <= answer.status < 300
-
-
 async def canary_answer(port: Port, question: Question) -> str:
     """The canary's answer in the form that is kept and compared. Raises `CanaryError`."""
     try:
-        answer = await _ask(port, question.path, question.body, _CANARY_ANSWER_S)
+        answer = await answer_of(port, question.path, question.body, _CANARY_ANSWER_S)
     except ConnectionError as error:
         raise CanaryError(f"{question.path}: {error}") from error
     return canonical(question, answer)
@@ -95,7 +49,9 @@ async def ask_step(port: Port, step: HookStep, token: str, timeout_s: float) -> 
     """A request of a hook; what it is answered with. Raises `CanaryError` unless that is a 2xx."""
     assert step.path is not None
     try:
-        answer = await _ask(port, step.path, step.body, timeout_s, method=step.method, token=token)
+        answer = await answer_of(
+            port, step.path, step.body, timeout_s, method=step.method, token=token
+        )
     except ConnectionError as error:
         raise CanaryError(f"{step.path}: {error}") from error
     if not 200 <= answer.status < 300:
@@ -104,7 +60,18 @@ async def ask_step(port: Port, step: HookStep, token: str, timeout_s: float) -> 
     return answer.body
 
 
-async def _ask(
+def weights_in(answer: bytes) -> WeightsRead | None:
+    """What nagara's engine says of its weights when it is ready, and when it wakes; of other
+    servers' answers nothing is expected."""
+    try:
+        found = json.loads(answer)["weights"]
+        read = WeightsRead(int(found["size_bytes"]), float(found["seconds"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return read if read.size_bytes >= 0 and 0 <= read.seconds < math.inf else None
+
+
+async def answer_of(
     port: Port,
     path: str,
     body: str | None,
@@ -113,7 +80,10 @@ async def _ask(
     method: str | None = None,
     token: str | None = None,
 ) -> Answer:
-    """One request; after `timeout_s`, or cancelled, its thread is let go by ending the stream."""
+    """One request, a GET where there is no `body`. Raises `CanaryError`, ConnectionError.
+
+    After `timeout_s`, or cancelled, its thread is let go by ending the stream.
+    """
     opened = await connected(port)
     handle = opened.dup()  # `opened` is the thread's to close
     asked = _threads.submit(

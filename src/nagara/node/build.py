@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import nagara
@@ -16,10 +17,12 @@ from nagara.node.local_node import LocalNode
 from nagara.node.logs import ReplicaLogs
 from nagara.node.process_runtime import ProcessRuntime
 from nagara.node.replica_images import NodeImages
+from nagara.node.replica_network import ReplicaNetworks
 from nagara.node.replica_trees import ReplicaTrees
 from nagara.node.sealing import SETTINGS_NAME, Sealing
 from nagara.node.snapshot_images import SnapshotImages
 from nagara.node.snapshots import NodeSnapshots
+from nagara.node.zone import NO_MEMBER, Member, NodeZone
 from nagara.sandbox.keeper_client import KeeperClient
 from nagara.sandbox.runc import Runc
 from nagara.sandbox.tools import Tools, find_tools
@@ -29,12 +32,17 @@ from nagara.snapshot.device.replica import find_device
 from nagara.snapshot.facts import read_host_facts
 from nagara.snapshot.levelling import can_level
 
+_WITHOUT_EROFS = "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
 
-def build_node(state: Path) -> LocalNode:
-    """The node of this machine with its state below `state`.
+
+def build_node(state: Path, resolvers: Sequence[str] = (), member: Member = NO_MEMBER) -> LocalNode:
+    """The node of this machine with its state below `state`, a member of its zone.
 
     As root with runc: containers, and snapshots where CRIU and mkfs.erofs are there too.
     Otherwise plain processes. `LocalNode.facts` says what is missing.
+
+    Args:
+        resolvers: name servers for replicas with a way out; empty takes the machine's.
     """
     folder = state / "node"
     keeper = keeper_of(state)
@@ -42,11 +50,12 @@ def build_node(state: Path) -> LocalNode:
     models = state / "models"
     if os.geteuid() != 0:
         missing = ("root: replicas run as plain processes, without isolation and snapshots",)
-        return _process_node(folder, models, keeper, logs, missing)
+        return _process_node(folder, models, keeper, logs, missing, member)
     tools = find_tools(state / "tools")
     if tools.runc is None:
-        return _process_node(folder, models, keeper, logs, tools.missing)
-    return _container_node(folder, state, keeper, logs, tools)
+        return _process_node(folder, models, keeper, logs, tools.missing, member)
+    networks = ReplicaNetworks(state, resolvers)
+    return _container_node(folder, state, keeper, logs, tools, networks, member)
 
 
 def keeper_of(state: Path) -> KeeperClient:
@@ -55,7 +64,12 @@ def keeper_of(state: Path) -> KeeperClient:
 
 
 def _process_node(
-    folder: Path, models: Path, keeper: KeeperClient, logs: ReplicaLogs, missing: tuple[str, ...]
+    folder: Path,
+    models: Path,
+    keeper: KeeperClient,
+    logs: ReplicaLogs,
+    missing: tuple[str, ...],
+    member: Member = NO_MEMBER,
 ) -> LocalNode:
     images = node_images(folder.parent, "checkout")
     return LocalNode(
@@ -65,12 +79,19 @@ def _process_node(
         logs=logs,
         snapshots=None,
         images=images,
+        zone=NodeZone(folder.parent / "store", images, None, member),
         missing=missing,
     )
 
 
 def _container_node(
-    folder: Path, state: Path, keeper: KeeperClient, logs: ReplicaLogs, tools: Tools
+    folder: Path,
+    state: Path,
+    keeper: KeeperClient,
+    logs: ReplicaLogs,
+    tools: Tools,
+    networks: ReplicaNetworks,
+    member: Member,
 ) -> LocalNode:
     assert tools.runc is not None
     image = HostImage(state=state, needed=_own_environment())
@@ -90,22 +111,18 @@ def _container_node(
         snapshots=kept,
         can_level=can_level(facts),
         devices=DeviceOrders(device),
+        networks=networks,
     )
-    missing = list(tools.missing)
-    if shutil.which("mkfs.erofs") is None:
-        missing.append(
-            "mkfs.erofs (package erofs-utils): no snapshots; `nagara setup erofs` gets it"
-        )
-    snapshots = None
+    missing = _missing(tools)
+    snapshots = catalog = None
     if tools.criu is not None and not missing:
         catalog = Catalog(state / "snapshots", kept.shelf, kept.tenants)
+    zone = NodeZone(state / "store", images, catalog, member)
+    if catalog is not None:
         snapshots = NodeSnapshots(
-            catalog=catalog,
-            facts=facts,
-            runtime=runtime,
-            layers=layers,
-            images=kept,
-        )
+            catalog=catalog, facts=facts, runtime=runtime,
+            layers=layers, images=kept, published=zone.publish,
+        )  # fmt: skip
     return LocalNode(
         root=folder / "replicas",
         runtime=runtime,
@@ -113,8 +130,13 @@ def _container_node(
         logs=logs,
         snapshots=snapshots,
         images=images,
-        missing=tuple(missing),
+        zone=zone,
+        missing=missing,
     )
+
+
+def _missing(tools: Tools) -> tuple[str, ...]:
+    return (*tools.missing, *(() if shutil.which("mkfs.erofs") else (_WITHOUT_EROFS,)))
 
 
 def node_images(state: Path, method: Method | None = None) -> NodeImages:

@@ -60,6 +60,13 @@ CAPABILITIES = (
         _PLAIN_PROCESSES,
         f"CONFIG_SECCOMP_FILTER: {_KERNEL}",
     ),
+    Capability(
+        "egress",
+        'apps that call out (network = "egress")',
+        "their starts fail with the reason; apps that do not call out need nothing",
+        "nft (package nftables), CONFIG_VETH, sysctl -w net.ipv4.ip_forward=1",
+        needs=("root", "network_namespaces"),
+    ),
     Capability("criu", "saving and restoring processes", _PLAIN_STARTS, "nagara setup criu"),
     Capability(
         "mkfs_erofs",

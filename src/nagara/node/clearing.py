@@ -4,17 +4,20 @@ Called from the command line, on a loop of its own, while no node runs on the st
 """
 
 import asyncio
-import contextlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
 from nagara.base.folder_lock import folder_lock
 from nagara.image.models import adding
-from nagara.image.mounts import mount_points
+from nagara.image.mounts import mount_points, unmount_if_mounted
 from nagara.node.build import build_node
 from nagara.node.leaks import has_node, holdings
+from nagara.node.leftovers import Owned
+from nagara.sandbox.cgroups import end_cgroup
 from nagara.sandbox.criu_folder import remove_unused_trees
+from nagara.sandbox.leftovers import kill_tools_in
 
 
 async def clear(state: Path, *, keep_replicas: bool) -> None:
@@ -36,13 +39,26 @@ async def clear(state: Path, *, keep_replicas: bool) -> None:
     await node.open()  # takes ready replicas over and clears all others away
     await node.close(stop_replicas=not keep_replicas)
     await asyncio.to_thread(_clear_files, state)
-    for holding in await holdings(state):
-        if holding.answered_by is not None:
-            continue
-        if holding.owned.kind in ("socket", "control group"):
-            _remove(Path(holding.owned.name))
-        elif holding.owned.kind == "trial folder":
-            remove_folder(Path(holding.owned.name))
+    orphaned = [each.owned for each in await holdings(state) if each.answered_by is None]
+    await asyncio.to_thread(_clear_orphaned, state, orphaned)
+
+
+def _clear_orphaned(state: Path, things: Sequence[Owned]) -> None:
+    """What lives goes first: it may hold any of the rest."""
+    if any(thing.kind == "tool" for thing in things):
+        for place in (state / "node", state / "snapshots/.staging"):
+            kill_tools_in(place)
+    for thing in things:
+        if thing.kind == "control group":
+            end_cgroup(Path(thing.name).name)
+    for thing in things:
+        if thing.kind == "mount":  # listed deepest first
+            unmount_if_mounted(Path(thing.name))
+    for thing in things:
+        if thing.kind == "socket":
+            Path(thing.name).unlink(missing_ok=True)
+        elif thing.kind == "trial folder":
+            remove_folder(Path(thing.name))
 
 
 def _clear_files(state: Path) -> None:
@@ -60,11 +76,3 @@ def remove_folder(folder: Path) -> None:
     if left := mount_points(folder.resolve()):
         raise NagaraError("is still mounted; nothing was deleted", where=str(left[0].target))
     shutil.rmtree(folder)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if path.is_dir():  # a control group: the kernel removes what is in it
-            path.rmdir()
-        else:
-            path.unlink()

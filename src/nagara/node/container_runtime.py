@@ -22,6 +22,7 @@ from nagara.node.host_parts import Stopwatch, host_parts, tool_times
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_hooks import hook_environment, renew, wake, write_hook_files
+from nagara.node.replica_network import ReplicaNetworks
 from nagara.node.replica_trees import ReplicaTrees, Tree
 from nagara.node.runtime import Running, substituted
 from nagara.node.snapshot_images import SnapshotImages, memory_of
@@ -77,6 +78,7 @@ class ContainerRuntime:
         trees: what lies below the replicas' own layers.
         can_level: whether libraries may be told to use less than this CPU has.
         devices: saves and puts back what replicas have on this machine's devices.
+        networks: makes the replicas' network namespaces.
     """
 
     isolation = "container"
@@ -91,6 +93,7 @@ class ContainerRuntime:
         layers: FrozenLayers,
         snapshots: SnapshotImages,
         devices: DeviceOrders,
+        networks: ReplicaNetworks,
         can_level: bool = False,
     ) -> None:
         self.trees = trees
@@ -99,6 +102,7 @@ class ContainerRuntime:
         self._keeper = keeper
         self._layers = layers
         self._snapshots = snapshots
+        self._networks = networks
         self._can_level = can_level
         self._criu_config = state / "criu.conf"
         self._opened: dict[str, OpenedFiles] = {}  # of replicas that are to be saved
@@ -109,6 +113,7 @@ class ContainerRuntime:
 
     async def took_over(self, replicas: Collection[str]) -> None:
         await in_thread(self.trees.images.reconcile, replicas)
+        await self._networks.took_over(replicas)
 
     def resume(self) -> None:
         self.trees.images.resume()
@@ -116,6 +121,8 @@ class ContainerRuntime:
     async def close(self, *, take_down: bool) -> None:
         await self._layers.unmount_all()
         await in_thread(self.trees.images.close, take_down=take_down)
+        if take_down:
+            await self._networks.close()
 
     async def launch(
         self, folder: ReplicaFolder, spec: ReplicaSpec, log: Path, waterfall: Waterfall
@@ -124,11 +131,11 @@ class ContainerRuntime:
             tree = await self.trees.prepare(folder, spec, is_restore=False)
             reach("launch.upper")
             write_hook_files(folder.upper, spec, tree.run.identity, is_new=True)
-            tree.mount(folder)
+            self._show(tree, folder, spec)
             reach("launch.mounted")
             self._note_opened(folder, spec)
         with contextlib.ExitStack() as undo, waterfall.stage("host", "launch"):
-            namespace = NetworkNamespace.create()
+            namespace = await self._networks.create(spec)
             undo.callback(namespace.close)
             await self._write_bundle(folder, spec, tree, namespace)
             reach("launch.bundle")
@@ -162,12 +169,12 @@ class ContainerRuntime:
             frozen = await self._layers.mount(snapshot)
             reach("restore.layer")
             write_hook_files(folder.upper, spec, tree.run.identity, is_new=False)
-            tree.mount(folder, above=(frozen,))
+            self._show(tree, folder, spec, above=(frozen,))
             reach("restore.mounted")
         launch, hooks = Stopwatch(), Stopwatch()
         with contextlib.ExitStack() as undo:
             with waterfall.stage("host", "restore"), launch.running():
-                namespace = NetworkNamespace.create()
+                namespace = await self._networks.create(spec)
                 undo.callback(namespace.close)
                 await self._write_bundle(folder, spec, tree, namespace)
                 reach("restore.bundle")
@@ -290,6 +297,12 @@ class ContainerRuntime:
             criu_config=self._criu_config,
             devices=devices,
         ).write(folder.bundle)
+
+    def _show(
+        self, tree: Tree, folder: ReplicaFolder, spec: ReplicaSpec, above: tuple[Path, ...] = ()
+    ) -> None:
+        tree.mount(folder, above=above)
+        self._networks.tell_resolvers(folder.root, spec)
 
     def _note_opened(self, folder: ReplicaFolder, spec: ReplicaSpec) -> None:
         """Begins to note what a replica opens of this machine, if it is one to be saved."""

@@ -16,6 +16,7 @@ from nagara.image.probing import probe
 from nagara.node.capabilities import CAPABILITIES, CONTAINERS, SNAPSHOTS, Capability
 from nagara.sandbox import probes as sandbox
 from nagara.sandbox.cdi import known_devices
+from nagara.sandbox.egress import try_egress
 from nagara.sandbox.scratch import scratch_folder
 from nagara.sandbox.tools import Tools, find_tools
 from nagara.snapshot.device.cuda import CudaDevice
@@ -106,6 +107,7 @@ def _probes(scratch: Path, tools: Tools) -> dict[str, Probe]:
         "network_namespaces": sandbox.try_network_namespace,
         "cgroups": sandbox.try_cgroup,
         "seccomp": sandbox.try_seccomp,
+        "egress": try_egress,
         "criu": lambda: _tool(tools.criu, tools.criu_version, "criu", tools),
         "mkfs_erofs": image.find_mkfs_erofs,
         "erofs_files": lambda: image.try_erofs(scratch),

@@ -26,7 +26,7 @@ class FarSnapshots:
         self._facts = facts
         self._quiet_until_s = 0.0
 
-    def bring(self, tenant: str, app: str, key: str) -> bool:
+    def bring(self, tenant: str, app: str, key: str) -> bool | NoneFits:
         """Makes the best fitting one that is not known here a snapshot of this machine.
 
         False when there is none, or nobody could be asked.
@@ -44,7 +44,7 @@ class FarSnapshots:
             }
             chosen = choose(variants, self._facts)
             if isinstance(chosen, NoneFits):
-                return False
+                return chosen if variants else False
             adopt(shelf, chosen, deadline_s)
         except (NagaraError, OSError) as error:
             _log.warning("%s: no snapshot from elsewhere: %s", app, error)

@@ -119,6 +119,8 @@ def _who(thing: Owned, state: Path, household: _Household) -> str | None:
         return household.answers_for(replica)
     if household.has_node:
         return "the node agent"
+    if thing.kind == "network rules":
+        return "the keeper, until the next `nagara up`" if household.kept else None
     files = str(state.resolve() / "files")
     if thing.kind == "file daemon" or thing.name.startswith(files):
         if household.kept:

@@ -12,7 +12,9 @@ from pathlib import Path
 from nagara.image.mounts import mount_points
 from nagara.node.image_mounts import FILE_DAEMON
 from nagara.node.replica_folder import ReplicaFolder
+from nagara.node.replica_network import network_name
 from nagara.sandbox.cgroups import groups_beginning
+from nagara.sandbox.egress import TABLE, tables
 from nagara.sandbox.leftovers import tools_in
 
 
@@ -37,6 +39,8 @@ def owned_by(state: Path) -> list[Owned]:
     found += [Owned("tool", str(pid)) for place in (node, staging) for pid in tools_in(place)]
     found += [Owned("file daemon", str(pid)) for pid in file_daemons(state / "files")]
     found += [Owned("control group", str(path)) for path in groups_beginning(prefix)]
+    own = TABLE + network_name(state)
+    found += [Owned("network rules", name) for name in tables() if name == own]
     return found
 
 

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
 import shutil
 import signal
 import socket
@@ -30,23 +29,29 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    ReplicaUsage,
+    SnapshotStatus,
     StartKind,
     StartOrder,
     StartReport,
 )
 from nagara.node.admission import check_image_order, check_name, check_order
-from nagara.node.asking import Readiness, connected
+from nagara.node.asking import connected
 from nagara.node.folder_claim import FolderClaim
 from nagara.node.host_parts import with_rest
 from nagara.node.logs import ReplicaLogs
 from nagara.node.machine_faults import as_node_error
+from nagara.node.node_facts import node_facts
 from nagara.node.owned_tasks import Leisure, finished, in_thread
-from nagara.node.replica import Replica, record_of, spoken
+from nagara.node.readiness import until_ready
+from nagara.node.replica import Replica, record_of
 from nagara.node.replica_folder import ReplicaFolder, replica_folders
 from nagara.node.replica_images import NodeImages
 from nagara.node.replica_lease import put_under_lease
+from nagara.node.replica_usage import end_what_outgrows, usage_of
 from nagara.node.runtime import Running, Runtime, with_weights
 from nagara.node.snapshots import NodeSnapshots, NoSnapshot
+from nagara.node.zone import NodeZone
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.keeper_client import KeeperClient, KeeperError, KeptChild
 from nagara.sandbox.signals import handles_signal
@@ -78,6 +83,7 @@ class LocalNode:
         logs: ReplicaLogs,
         snapshots: NodeSnapshots | None,
         images: NodeImages,
+        zone: NodeZone,
         missing: tuple[str, ...] = (),
     ) -> None:
         self._root = root
@@ -87,10 +93,11 @@ class LocalNode:
         self._snapshots = snapshots
         self._missing = missing
         self._images = images
+        self._zone = zone
         self._replicas: dict[str, Replica] = {}
         self._listeners: set[asyncio.Queue[ReplicaStatus]] = set()
         self._leisure = Leisure()
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
         self._claim = FolderClaim(root)
 
     async def open(self) -> None:
@@ -111,7 +118,11 @@ class LocalNode:
         except (OSError, NagaraError) as error:
             self._claim.give_up()
             raise as_node_error(error) from error
-        self._watcher = asyncio.create_task(self._watch(), name="replica exits")
+        limits = end_what_outgrows(self._replicas, self._keeper)
+        self._watchers = [
+            asyncio.create_task(self._watch(), name="replica exits"),
+            asyncio.create_task(limits, name="replica disks"),
+        ]
 
     async def _take_over(self) -> None:
         kept = {child.name: child for child in await self._keeper.children()}
@@ -143,9 +154,10 @@ class LocalNode:
         going = [r for r in self._replicas.values() if stop_replicas or r.making]
         await asyncio.gather(*(self.stop(replica.name) for replica in going))
         await self._leisure.ended()
-        if self._watcher:
-            self._watcher.cancel()
-            await asyncio.wait([self._watcher])
+        for watcher in self._watchers:
+            watcher.cancel()
+        if self._watchers:
+            await asyncio.wait(self._watchers)
         for replica in self._replicas.values():
             if replica.running:
                 replica.running.port.close()
@@ -157,15 +169,12 @@ class LocalNode:
         self._claim.give_up()
 
     async def facts(self) -> NodeFacts:
-        return NodeFacts(
-            machine=socket.gethostname(),
-            cores=len(os.sched_getaffinity(0)),
-            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-            isolation=self._runtime.isolation,
-            can_snapshot=self._snapshots is not None,
-            missing=self._missing,
-            bringing=self._images.bringing(),
-        )
+        return node_facts(self._runtime, self._snapshots, self._missing, self._images, self._zone)
+
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        await in_thread(self._zone.use, caches)
+        self._leisure.begin(self._zone.publish)
+        return await self.facts()
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         check_image_order(order)
@@ -209,6 +218,7 @@ class LocalNode:
             elapsed_s=waterfall.elapsed_s(),
             snapshot=found.name if isinstance(found, Snapshot) and is_restored else None,
             fallback=fallback,
+            failed_snapshot=found.name if isinstance(found, Snapshot) and fallback else None,
             capture_wanted=isinstance(found, NoSnapshot) and found.capture_wanted,
             files=files,
             host=with_rest(replica.running, stages["host"]),
@@ -291,6 +301,10 @@ class LocalNode:
     async def replicas(self) -> tuple[ReplicaStatus, ...]:
         return tuple(replica.status() for replica in self._replicas.values())
 
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        ready = [r for r in self._replicas.values() if r.record.ready and not r.is_ending]
+        return await in_thread(usage_of, ready)
+
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         queue: asyncio.Queue[ReplicaStatus] = asyncio.Queue()
         self._listeners.add(queue)
@@ -306,6 +320,9 @@ class LocalNode:
             with contextlib.suppress(KeeperError):
                 await self._keeper.drain(replica)
         return await asyncio.to_thread(self._logs.tail, replica, tail_bytes)
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        return await in_thread(self._snapshots.statuses) if self._snapshots else ()
 
     async def forget_app(self, tenant: str, app: str) -> None:
         check_name("tenant", tenant)
@@ -392,39 +409,13 @@ class LocalNode:
         try:
             replica.running = await self._runtime.launch(replica.folder, spec, log, waterfall)
             with waterfall.stage("host", "until ready"):
-                what = await self._until_ready(replica, replica.running, spec)
+                what = await until_ready(replica, replica.running, spec)
                 reach("launch.ready")
         except StartFailedError as error:
             what = error.what
         if what is not None:
             tail = await asyncio.to_thread(self._logs.last_lines, replica.name)
             raise StartFailedError(what + (f"; it wrote:\n{tail}" if tail else ""), where=spec.app)
-
-    async def _until_ready(
-        self, replica: Replica, running: Running, spec: ReplicaSpec
-    ) -> str | None:
-        """None when the replica is ready; else why it will not be."""
-        readiness = Readiness(running.port, spec.ready_path, spec.app)
-        ready = asyncio.create_task(readiness.reached())
-        ended = asyncio.create_task(replica.ended.wait())
-        try:
-            await asyncio.wait(
-                (ready, ended), timeout=spec.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            if not ready.done():
-                ready.cancel()
-            ended.cancel()
-            await asyncio.wait((ready, ended))
-        if replica.exit_code is not None:
-            return f"its command ended with {spoken(replica.exit_code)} before it was ready"
-        if not ready.cancelled():
-            ready.result()
-            return None
-        return (
-            f"{spec.ready_path} was not answered with a 2xx in {spec.start_timeout_s:.0f} s; "
-            f"it {readiness.last}"
-        )
 
     async def _save(
         self, replica: Replica, running: Running, spec: ReplicaSpec, staging: Path

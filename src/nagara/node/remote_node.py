@@ -18,6 +18,8 @@ from nagara.contract.replica import (
     ImageReport,
     NodeFacts,
     ReplicaStatus,
+    ReplicaUsage,
+    SnapshotStatus,
     StartOrder,
     StartReport,
 )
@@ -37,6 +39,9 @@ class RemoteNode:
     async def facts(self) -> NodeFacts:
         return await self.call("facts")  # type: ignore[no-any-return]
 
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        return await self.call("use_caches", caches=caches)  # type: ignore[no-any-return]
+
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         return await self.call("bring_image", order=order)  # type: ignore[no-any-return]
 
@@ -52,9 +57,15 @@ class RemoteNode:
     async def replicas(self) -> tuple[ReplicaStatus, ...]:
         return await self.call("replicas")  # type: ignore[no-any-return]
 
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        return await self.call("usage")  # type: ignore[no-any-return]
+
     async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
         tail_bytes = min(tail_bytes, MESSAGE_LIMIT // 2)
         return await self.call("logs", replica=replica, tail_bytes=tail_bytes)  # type: ignore[no-any-return]
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        return await self.call("snapshots")  # type: ignore[no-any-return]
 
     async def forget_app(self, tenant: str, app: str) -> None:
         await self.call("forget_app", tenant=tenant, app=app)

@@ -21,10 +21,17 @@ class Replica:
     is_stopping: bool = False
     making: asyncio.Task[Any] | None = None
     removal: asyncio.Task[None] | None = None
+    disk_bytes: int | None = None  # of its own layer, at the last look
+    why_ended: str | None = None  # by the node, unasked
 
     @property
     def name(self) -> str:
         return self.record.replica
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has ended or is being ended."""
+        return self.is_stopping or self.exit_code is not None
 
     def status(self) -> ReplicaStatus:
         record = self.record
@@ -36,6 +43,7 @@ class Replica:
             lease=record.lease,
             ready=record.ready and self.exit_code is None,
             exit_code=self.exit_code,
+            detail={} if self.why_ended is None else {"reason": self.why_ended},
         )
 
     def note_end(self, exit_code: int) -> None:
@@ -62,6 +70,8 @@ def record_of(order: StartOrder | CaptureOrder) -> ReplicaRecord:
         lease=order.lease,
         port=spec.port,
         is_capture=isinstance(order, CaptureOrder),
+        devices=spec.devices,
+        disk_limit_bytes=spec.limits.disk_bytes,
     )
 
 

@@ -39,6 +39,8 @@ class ReplicaRecord:
     port: int
     is_capture: bool = False
     ready: bool = False
+    devices: tuple[str, ...] = ()
+    disk_limit_bytes: int | None = None
 
 
 _RECORD = TypeAdapter(ReplicaRecord)

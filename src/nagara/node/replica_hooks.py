@@ -10,7 +10,6 @@ gateway passes on come from loopback.
 """
 
 import asyncio
-import json
 import os
 import secrets
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from nagara.contract.replica import HookStep, ReplicaSpec, WeightsRead
 from nagara.image.identity import Identity
-from nagara.node.asking import ask_step
+from nagara.node.asking import ask_step, weights_in
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.runtime import Running
 from nagara.sandbox.runc import Runc, RuncError
@@ -107,16 +106,7 @@ async def wake(
     """The steps after that: a server takes up its device and its weights. What it says of the
     latter. Raises `SnapshotError` when a step fails."""
     answers = await _carry_out(runc, folder, running, spec.hooks.after)
-    return next((read for answer in answers if (read := _weights_in(answer))), None)
-
-
-def _weights_in(answer: bytes) -> WeightsRead | None:
-    """What nagara's engine answers to `/wake`; of others' answers nothing is expected."""
-    try:
-        found = json.loads(answer)["weights"]
-        return WeightsRead(int(found["size_bytes"]), float(found["seconds"]))
-    except (ValueError, KeyError, TypeError):
-        return None
+    return next((read for answer in answers if (read := weights_in(answer))), None)
 
 
 async def _carry_out(

@@ -44,7 +44,7 @@ from nagara.image.trace import read_trace
 from nagara.image.tracing import wants_recording
 from nagara.store.errors import AbsentError
 from nagara.store.names import CHUNK_BYTES, ObjectName
-from nagara.store.roots import read_list, read_root, write_root
+from nagara.store.roots import fetch_root, read_list, read_root, write_root
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ _PART = "#"  # between a replica's folder and the number of what it holds
 _TREES_KEPT = 4  # of an app: the newest
 _INDEX_CHARS = 20  # of a base32 digest: 100 bits
 _BYTES_PER_LISTED = 40
+_ASK_S = 5.0  # a start waits for the zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class NodeImages:
             remove_image(store.local, old.name)
 
     def _model_image(self, store: Store, model: ModelMount) -> Image:
-        name = f"model.{model.name}.{model.digest.removeprefix('sha256:')[:_INDEX_CHARS]}"
+        name = model_image(model)
         if (found := _local_image(store, name)) is not None:  # no start waits for an import
             return found
         with self._importing:
@@ -167,8 +168,10 @@ class NodeImages:
                 return found
             folder = self._models / model.name
             if not folder.is_dir():
+                if (found := far_image(store, name)) is not None:
+                    return found
                 raise BadImageError(
-                    "there is no such model on this machine",
+                    "there is no such model on this machine, nor in its zone",
                     where=model.name,
                     hint="nagara models add",
                 )
@@ -177,7 +180,7 @@ class NodeImages:
                 FileMemory(memory_path(store)) as memory,
                 self._shown(f"model {model.name}") as watch,
             ):
-                writer = ContentWriter(store, memory)
+                writer = ContentWriter(store, memory, keeps_files=True)
                 watch(writer)
                 # Links are followed: the store's folder may be another place's.
                 return import_model(store, folder.resolve(), model.name, writer, name).image
@@ -210,7 +213,8 @@ class NodeImages:
     # -- starting ----------------------------------------------------------------------------
 
     def find(self, spec: ReplicaSpec) -> Image:
-        """The app's image as it was deployed; imported again if the store has lost it.
+        """The app's image as it was deployed; from another machine, or imported again, if the store
+        has not got it.
 
         Raises `BadImageError` when it cannot be had, or its source is another tree by now.
         """
@@ -218,7 +222,8 @@ class NodeImages:
         with _named(spec.image):
             store = self.opened().store(spec.tenant)
             name = app_image(spec.app, spec.image_index)
-            if (image := _local_image(store, name)) is None:
+            image = _local_image(store, name) or far_image(store, name)
+            if image is None:
                 self.bring(ImageOrder(spec.tenant, spec.app, spec.image))
                 image = _local_image(store, name)
             if image is None or str(image.index) != spec.image_index:
@@ -430,6 +435,29 @@ def _local_image(store: Store, name: str) -> Image | None:
     try:
         return image_from(read_root(store.local, "images", name))
     except AbsentError:
+        return None
+
+
+def model_image(model: ModelMount) -> str:
+    """The name of a model's image."""
+    return f"model.{model.name}.{model.digest.removeprefix('sha256:')[:_INDEX_CHARS]}"
+
+
+def far_image(store: Store, name: str) -> Image | None:
+    """An image that a tier has, made one of this machine; its contents come when they are read."""
+    if not store.transfer.tiers:
+        return None
+    deadline_s = time.monotonic() + _ASK_S
+    try:
+        root = fetch_root(store, "images", name, deadline_s)
+        for listing in root.lists:  # the collection reads them
+            store.ensure(listing, deadline_s)
+        write_root(store.local, root)
+        return image_from(root)
+    except AbsentError:
+        return None
+    except NagaraError as error:
+        _log.warning("%s: no image from elsewhere: %s", name, error)
         return None
 
 

@@ -18,7 +18,8 @@ class Running:
 
     `host_parts`: of one put back, seconds by part of the host stage; see `StartReport`.
     `is_levelled`: its libraries were told to use less than this CPU has. `avx512_before_s`: what
-    its first thread had used before; see `vector_use`. `weights`: read again after a restore.
+    its first thread had used before; see `vector_use`. `weights`: what it has
+    read of them at its start, or again after a restore.
     """
 
     pid: int
@@ -30,7 +31,7 @@ class Running:
 
 
 def with_weights(report: FilesReport, running: Running | None) -> FilesReport:
-    """The report with what the replica read of its weights after it was put back."""
+    """The report with what the replica says it read of its weights."""
     return report if running is None else replace(report, weights=running.weights)
 
 

@@ -3,15 +3,16 @@
 import asyncio
 import dataclasses
 import logging
+import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nagara import __version__
 from nagara.base.errors import UsageError
 from nagara.base.units import format_bytes
-from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec
+from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec, SnapshotStatus
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.far_snapshots import FarSnapshots
@@ -26,15 +27,24 @@ from nagara.sandbox.sockets_open import open_connections
 from nagara.snapshot.canary import CanaryError, Question, agree
 from nagara.snapshot.capture import Saved, save
 from nagara.snapshot.catalog import MEMORY, Catalog, Snapshot, SnapshotRecord, snapshot_from
+from nagara.snapshot.condition import Condition, conditions
 from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.levelling import LEVEL, levelled_variant
 from nagara.snapshot.processes import processes_of
-from nagara.snapshot.variant import HostFacts, NoneFits, Variant, choose, snapshot_key
+from nagara.snapshot.variant import (
+    HostFacts,
+    NoneFits,
+    Variant,
+    choose,
+    host_class,
+    snapshot_key,
+)
 from nagara.snapshot.vector_use import users_of_avx512
 from nagara.store.errors import StoreError
 
 _QUIET_S = 10.0
+_TOLD = 1000  # of all snapshots: they must fit into one message
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +58,13 @@ class NoSnapshot:
 
 
 class NodeSnapshots:
-    """Finding and making snapshots. `facts` are this host's."""
+    """Finding and making snapshots.
+
+    Args:
+        facts: of this host.
+        published: lets the zone know that there are other snapshots here than before; may take
+            long, and sees to its own errors.
+    """
 
     def __init__(
         self,
@@ -58,8 +74,11 @@ class NodeSnapshots:
         runtime: ContainerRuntime,
         layers: FrozenLayers,
         images: SnapshotImages,
+        published: Callable[[], None] = lambda: None,
     ) -> None:
         self._catalog = catalog
+        self._published = published
+        self.host_class = host_class(facts)
         self._facts = facts
         self._runtime = runtime
         self._layers = layers
@@ -107,9 +126,13 @@ class NodeSnapshots:
     def _find(self, spec: ReplicaSpec) -> Snapshot | NoSnapshot:
         key = self.key(spec)
         found = self._find_here(spec, key)
-        if isinstance(found, NoSnapshot) and self._far.bring(spec.tenant, spec.app, key):
-            return self._find_here(spec, key)
-        return found
+        if isinstance(found, Snapshot):
+            return found
+        brought = self._far.bring(spec.tenant, spec.app, key)
+        if isinstance(brought, NoneFits):
+            reasons = "; ".join(brought.reasons)
+            return replace(found, reason=f"{found.reason}, and no other machine's fits: {reasons}")
+        return self._find_here(spec, key) if brought else found
 
     def _find_here(self, spec: ReplicaSpec, key: str) -> Snapshot | NoSnapshot:
         by_name = {
@@ -177,6 +200,7 @@ class NodeSnapshots:
         if await in_thread(self._catalog.count_bad, snapshot, str(error)):
             _log.warning("snapshot %s is in quarantine: %s", snapshot.name, error)
             await self._layers.unmount(snapshot.name)
+            await in_thread(self._published)
 
     async def prepare(self, folder: ReplicaFolder, running: Running, spec: ReplicaSpec) -> str:
         """Before a capture: the canary's answer, hooks, and no connection left open.
@@ -254,6 +278,7 @@ class NodeSnapshots:
             raise CaptureError(f"cannot be kept: {error}", where=spec.app) from error
         for old in replaced:
             await self._layers.unmount(old)
+        await in_thread(self._published)  # whoever hears of the snapshot shall find it
         for note in saved.notes:
             _log.warning("%s: saved without something: %s", spec.app, note)
         return CaptureReport(
@@ -291,6 +316,13 @@ class NodeSnapshots:
         """Removes the app's snapshots."""
         for name in await in_thread(self._catalog.forget_app, tenant, app):
             await self._layers.unmount(name)
+        await in_thread(self._published)
+
+    def statuses(self) -> tuple[SnapshotStatus, ...]:
+        """The newest of what is saved here. Blocking."""
+        found = [_status(one, self._facts) for one in conditions(self._catalog)]
+        found.sort(key=lambda status: status.created_at_s, reverse=True)
+        return tuple(found[:_TOLD])
 
     def clear_staging(self) -> None:
         """Ends and removes what captures of an earlier process have left. Blocking."""
@@ -322,6 +354,36 @@ def _keeps_to_the_level(running: Running, app: str) -> bool:
 
 def _variant(facts: HostFacts, saved: Saved) -> Variant:
     return levelled_variant(facts) if saved.is_levelled else Variant.of_host(facts)
+
+
+def _status(condition: Condition, facts: HostFacts) -> SnapshotStatus:
+    """What is told of a snapshot; of a damaged one, only whose it is."""
+    listed, share = condition.listed, condition.share
+    status = SnapshotStatus(
+        machine=socket.gethostname(),
+        tenant=listed.tenant,
+        app=listed.app,
+        snapshot=listed.name,
+        key=listed.key,
+        state=condition.state.value,
+        stored_bytes=share.stored_bytes,
+        shared_bytes=share.shared_bytes,
+        here_bytes=condition.here_bytes,
+        failures=condition.failures,
+        reasons=condition.reasons,
+    )
+    if listed.snapshot is None:
+        return status
+    record = listed.snapshot.record
+    return dataclasses.replace(
+        status,
+        cpu_flags=tuple(sorted(record.variant.cpu_flags)),
+        is_wide=record.variant.is_levelled,
+        misfit=record.variant.misfit(facts),
+        memory_bytes=record.memory_bytes,
+        layer_bytes=record.layer_bytes,
+        created_at_s=record.created_at_s,
+    )
 
 
 def _none_yet(in_quarantine: int) -> NoSnapshot:

@@ -26,6 +26,8 @@ from nagara.contract.replica import (
     ImageReport,
     NodeFacts,
     ReplicaStatus,
+    ReplicaUsage,
+    SnapshotStatus,
     StartOrder,
     StartReport,
 )
@@ -56,14 +58,17 @@ MACHINE_METHODS: dict[str, Method] = {  # of the `MachineAgent` protocol
 METHODS: dict[str, Method] = {
     **MACHINE_METHODS,
     "facts": _method(NodeFacts),
+    "use_caches": _method(NodeFacts, caches=tuple[str, ...]),
     "bring_image": _method(ImageReport, order=ImageOrder),
     "start": _method(StartReport, order=StartOrder),
     "capture": _method(CaptureReport, order=CaptureOrder),
     "stop": _method(None, replica=str, grace_s=float),
     "dial": _method(None, replica=str),
     "replicas": _method(tuple[ReplicaStatus, ...]),
+    "usage": _method(tuple[ReplicaUsage, ...]),
     "exits": _method(ReplicaStatus),
     "logs": _method(Base64Bytes, replica=str, tail_bytes=int),
+    "snapshots": _method(tuple[SnapshotStatus, ...]),
     "forget_app": _method(None, tenant=str, app=str),
 }
 

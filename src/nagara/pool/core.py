@@ -149,10 +149,17 @@ class PoolCore:
         return Granted(lease, machine.name, machine.address)
 
     def claim_spare(
-        self, claimant: Claimant, wanted: DemandClass, needs: Resources
+        self, claimant: Claimant, wanted: DemandClass, needs: Resources, on: str | None = None
     ) -> Granted | NoSlot:
-        """A slot for work that can wait for ever: neither a miss nor a turn taken."""
-        machine = self.grants.inventory.find(wanted, needs)
+        """A slot for work that can wait for ever: neither a miss nor a turn taken.
+
+        `on` names the only machine that will do.
+        """
+        inventory = self.grants.inventory
+        known = None if on is None else self.table.get(on)
+        machine = inventory.find(wanted, needs) if on is None else known
+        if on is not None and (known is None or not inventory.has_slot(known, wanted, needs)):
+            machine = None
         if machine is None:
             return NoSlot(why_none(self.table, wanted), None)
         self.arbiter.served(claimant.app)

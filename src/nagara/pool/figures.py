@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nagara.contract.machine import HealthReport
+from nagara.contract.machine import CheckKind, HealthReport
 from nagara.pool.core import PoolCore
 from nagara.pool.machines import Machine
 from nagara.pool.problem import Problem
@@ -79,8 +79,16 @@ def machine_document(machine: Machine, report: HealthReport | None) -> dict[str,
             {"slot": held.slot, "epoch": held.epoch, "app": held.app}
             for held in machine.held.values()
         ],
+        "epoch": machine.epoch,
+        "running_check": running.value if (running := _running_check(machine)) else None,
         "checks": None if report is None else asdict(report),
     }
+
+
+def _running_check(machine: Machine) -> CheckKind | None:
+    if machine.state is MachineState.CHECKING:
+        return CheckKind.BOOT
+    return machine.diagnosis if machine.state is MachineState.DIAGNOSING else None
 
 
 _KINDS = {"claims": "counter", "misses": "counter"}

@@ -98,6 +98,17 @@ class Inventory:
             groups ^= lowest  # no room for these needs; others may fit
         return None
 
+    def has_slot(self, machine: Machine, wanted: DemandClass, needs: Resources) -> bool:
+        """Whether this very machine could be found for the class."""
+        group = self._groups.get(machine.offering.id)
+        return (
+            group is not None
+            and machine.name in group.shelf(machine)
+            and wanted.accepts(machine.offering)
+            and len(machine.free) >= wanted.devices
+            and has_room(machine, needs)
+        )
+
     def free_for(self, wanted: DemandClass) -> int:
         """How many claims of the class could be granted, resources aside."""
         groups, count = self._candidates(wanted), 0

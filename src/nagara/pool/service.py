@@ -114,14 +114,16 @@ class PoolService:
         needs: Resources = NO_RESOURCES,
         *,
         is_demand: bool = True,
+        machine: str | None = None,
     ) -> Granted | NoSlot:
         """A slot from memory, or why there is none and when the next is expected.
 
-        `is_demand` False: it will do without, so it is not counted and nobody waits behind it.
+        `is_demand` False: it will do without, so it is not counted and nobody waits behind it;
+        then it may ask for one `machine`.
         """
         now_s = self._clock.monotonic_s()
         if not is_demand:
-            return self.core.claim_spare(claimant, wanted, needs)
+            return self.core.claim_spare(claimant, wanted, needs, machine)
         self.meters.claimed(wanted, now_s)
         answer = self.core.claim(claimant, wanted, now_s, needs)
         if isinstance(answer, NoSlot):

@@ -3,9 +3,9 @@
 A namespace is held by a descriptor of this process until a replica's first process is inside;
 from then on that process keeps it alive. Nothing is mounted, so nothing can be left behind.
 
-`open_socket` and `create` change the namespace of the calling *thread* for some microseconds.
-They contain no await and no fork, and end the process if the way back fails: going on in a
-foreign namespace would send traffic to the wrong replica.
+`open_socket`, `open_netlink` and `create` change the namespace of the calling *thread* for some
+microseconds. They contain no await and no fork, and end the process if the way back fails: going
+on in a foreign namespace would send traffic to the wrong replica.
 """
 
 import fcntl
@@ -15,6 +15,7 @@ import struct
 from pathlib import Path
 
 from nagara.base.linux import CLONE_NEWNET, setns, unshare
+from nagara.sandbox.netlink import Netlink
 
 _OWN_NAMESPACE = Path("/proc/thread-self/ns/net")
 _SIOCSIFFLAGS = 0x8914
@@ -52,13 +53,25 @@ class NetworkNamespace:
         """A path that names the namespace for as long as this object is open."""
         return Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
 
+    @property
+    def descriptor(self) -> int:
+        """The descriptor that holds it."""
+        return self._descriptor
+
     def open_socket(self) -> socket.socket:
         """An unconnected, non-blocking TCP socket that lives inside the namespace."""
+        return self._socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+
+    def open_netlink(self) -> Netlink:
+        """What the namespace's links and routes are set up by."""
+        return Netlink(self._socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE))
+
+    def _socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
         home = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
         try:
             setns(self._descriptor, CLONE_NEWNET)
             try:
-                inside = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                inside = socket.socket(family, kind, protocol)
             finally:
                 _return_to(home)
         finally:

@@ -86,7 +86,9 @@ class _Trial:
         self._criu = criu
         self._base = scratch / "self-test"
         self._runc = Runc(runc, criu, self._base / "runc")
-        self._image = HostImage(state=self._base, needed=(Path(sys.base_prefix),))
+        self._python = _interpreter()
+        needed = (Path(sys.base_prefix), self._python.parent)
+        self._image = HostImage(state=self._base, needed=needed)
         self._group = f"{CONTROL_GROUP}{os.getpid()}-{secrets.token_hex(4)}"
 
     def run(self) -> SelfTest:
@@ -130,7 +132,7 @@ class _Trial:
                 container=name,
                 control_group=group,
                 root=self._base / "root",
-                command=(str(Path(sys.executable).resolve()), "-I", "-S", "-c", _SERVER),
+                command=(str(self._python), "-I", "-S", "-c", _SERVER),
                 env={"PATH": os.defpath},
                 network_namespace=namespace.path,
                 binds=tuple(Bind(path, path) for path in self._image.bound_folders()),
@@ -183,6 +185,11 @@ class _Trial:
             with contextlib.suppress(RuncError):
                 self._runc.delete(name)
         remove_cgroup(group)
+
+
+def _interpreter() -> Path:
+    """The one that an environment was made from: a copy of it in there has no library beside it."""
+    return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 
 def _ended(launcher: "subprocess.Popen[bytes]") -> int:

@@ -4,6 +4,7 @@ All variants under one key are saves of the same app; they differ in the class o
 were made on and therefore need.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,12 @@ class HostFacts:
     kernel_class: str  # "6.18"
     tools: tuple[str, ...]  # versions of runtime and checkpoint tool
     devices: tuple[str, ...] = ()  # their driver's version and their models
+
+
+def host_class(facts: HostFacts) -> str:
+    """Equal for hosts that saved memory cannot tell apart: one snapshot does for all of them."""
+    text = json.dumps(dataclasses.asdict(facts) | {"cpu_flags": sorted(facts.cpu_flags)})
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

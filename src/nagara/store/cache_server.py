@@ -13,6 +13,7 @@ bound. Errors: 404 nobody has it, 503 somebody may have it (ask again), 507 no r
 
 import json
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -61,6 +62,7 @@ class CacheServer:
 
     Args:
         open_store: makes a tenant's store over the folder, with the tiers behind this one.
+        tls: None: without encryption.
     """
 
     def __init__(
@@ -69,13 +71,14 @@ class CacheServer:
         open_store: Callable[[str], Store],
         tokens: Tokens,
         address: tuple[str, int],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._folder = folder
         self._open_store = open_store
         self._tokens = tokens
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
-        self._server = HttpServer(address, self.handle)
+        self._server = HttpServer(address, self.handle, tls=tls)
 
     @property
     def port(self) -> int:

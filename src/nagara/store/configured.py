@@ -34,6 +34,7 @@ from nagara.store.local import ObjectFolder
 from nagara.store.s3_tier import S3Tier
 from nagara.store.store import DEFAULT_BUDGET_BYTES, Store
 from nagara.store.tier import FolderTier, Tier
+from nagara.store.zone import ZoneTiers
 
 SETTINGS_NAME = "settings.json"
 _CODING_KEYS = {"compress", "key_folder"}
@@ -120,11 +121,23 @@ def open_folder(path: Path) -> ObjectFolder:
     return ObjectFolder(path, read_settings(path).limit_bytes)
 
 
-def open_store(folder: ObjectFolder, tenant: str, budget: ByteBudget | None = None) -> Store:
-    """One tenant's store over the folder, with the tiers of its settings."""
+def open_store(
+    folder: ObjectFolder, tenant: str, budget: ByteBudget | None = None, *, with_zone: bool = True
+) -> Store:
+    """One tenant's store over the folder, with the tiers of its settings.
+
+    Args:
+        with_zone: and with the zone's caches that this machine was told of; not for one of these
+            caches itself: two that ask each other would ask for ever.
+    """
     settings = read_settings(folder.path)
     tiers = [open_tier(tier, tenant, folder.path) for tier in settings.tiers]
-    return Store(folder.tenant(tenant), tiers, budget=budget or ByteBudget(settings.budget_bytes))
+    return Store(
+        folder.tenant(tenant),
+        tiers,
+        budget=budget or ByteBudget(settings.budget_bytes),
+        zone=ZoneTiers(folder.path, tenant) if with_zone else None,
+    )
 
 
 def _refuse_unknown(found: Mapping[str, Any], known: set[str], where: str) -> None:

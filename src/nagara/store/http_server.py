@@ -13,6 +13,7 @@ import os
 import re
 import select
 import socket
+import ssl
 import threading
 import time
 import urllib.parse
@@ -25,6 +26,7 @@ _HEAD_LIMIT_BYTES = 16384
 _IDLE_S = 75.0
 _STALL_S = 30.0
 _SEND_BYTES = 8 << 20
+_COPY_BYTES = 1 << 20
 _PAUSE_S = 0.1
 # What accept(2) says when the client has gone or this machine lacks something for the moment.
 _PASSING = (errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM, errno.EMFILE,
@@ -130,6 +132,7 @@ class _Connection:
         self._socket = sock
         self._handler = handler
         self._ahead = bytearray()
+        self._is_encrypted = isinstance(sock, ssl.SSLSocket)
         self.is_kept = True
 
     def serve(self) -> None:
@@ -162,10 +165,16 @@ class _Connection:
         return data
 
     def send(self, data: bytes | memoryview, flags: int = 0) -> None:
-        self._socket.sendall(data, flags)
+        self._socket.sendall(data, 0 if self._is_encrypted else flags)
 
     def send_file(self, descriptor: int, start: int, length: int) -> None:
         end = start + length
+        while self._is_encrypted and start < end:  # the kernel does not know the key
+            data = os.pread(descriptor, min(end - start, _COPY_BYTES), start)
+            if not data:
+                raise ConnectionResetError("the file ended early")
+            self._socket.sendall(data)
+            start += len(data)
         while start < end:
             try:
                 # The socket has a time-out and therefore does not block by itself.
@@ -230,12 +239,20 @@ class HttpServer:
     Args:
         address: host and port; port 0 takes a free one.
         connections: how many are served at once; more wait to be accepted.
+        tls: None: without encryption.
     """
 
-    def __init__(self, address: tuple[str, int], handler: Handler, connections: int = 256) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: Handler,
+        connections: int = 256,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._listener = socket.create_server(address, family=family, backlog=512)
         self._handler = handler
+        self._tls = tls
         self._free = threading.Semaphore(connections)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -275,15 +292,25 @@ class HttpServer:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
+    def _secured(self, sock: socket.socket) -> socket.socket:
+        if self._tls is None:
+            return sock
+        sock.settimeout(_STALL_S)
+        secured = self._tls.wrap_socket(sock, server_side=True)  # it has taken `sock` over
+        with self._lock:
+            self._open.add(secured)
+        return secured
+
     def _serve(self, sock: socket.socket) -> None:
+        served = sock
         try:
-            with sock:
-                _Connection(sock, self._handler).serve()
+            with sock, self._secured(sock) as served:
+                _Connection(served, self._handler).serve()
         except OSError as error:  # the client went away or was too slow
             _log.debug("a connection ended: %s", error)
         except Exception:  # noqa: BLE001 - the thread's root: one request must not end the server
             _log.exception("a request failed")
         finally:
             with self._lock:
-                self._open.discard(sock)
+                self._open -= {sock, served}
             self._free.release()

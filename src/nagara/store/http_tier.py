@@ -40,6 +40,7 @@ class HttpTier:
         token: bearer token.
         stall_s: silence in the middle of an answer that counts as a fault.
         can_write: what was fetched from farther away is sent there.
+        tls: for https; None: as the system's authorities say.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class HttpTier:
         stall_s: float = 10.0,
         retries: RetryPolicy | None = None,
         can_write: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -64,7 +66,7 @@ class HttpTier:
         self._stall_s = stall_s
         self._retries = retries or RetryPolicy()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
 

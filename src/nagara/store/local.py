@@ -3,6 +3,7 @@
     FOLDER/ledger.sqlite
     FOLDER/tenants/TENANT/sha256/NAME    an object, mode 0444; appears by rename only
     FOLDER/tenants/TENANT/chunks/NAME    the chunk list of a large object
+    FOLDER/tenants/TENANT/proven/NAME    a large object's second name (see `proven_files`)
     FOLDER/tenants/TENANT/partial/       what is being written; may be removed when nobody runs
     FOLDER/tenants/TENANT/roots/         named documents that keep objects alive (see `roots`)
 
@@ -30,7 +31,8 @@ from nagara.store.errors import CorruptError, FullError
 from nagara.store.flights import Flights
 from nagara.store.hashing import hash_file
 from nagara.store.ledger import Ledger, Pin, Proof
-from nagara.store.names import ObjectName, parse_name, unpack_names
+from nagara.store.names import ObjectName, large_names, parse_name, unpack_names
+from nagara.store.proven_files import ProvenFiles
 from nagara.store.statistics import TierStatistics
 from nagara.store.syncer import Syncer
 
@@ -137,15 +139,25 @@ class LocalTier:
         self.root = folder.path / "tenants" / tenant
         self.objects = self.root / "sha256"
         self.partial = self.root / "partial"
+        self.proven = ProvenFiles(self.root / "proven", folder.ledger, tenant)
         self.statistics = TierStatistics("local")
-        for part in (self.objects, self.partial, self.root / "chunks", self.root / "roots"):
-            part.mkdir(parents=True, exist_ok=True)
+        for part in ("sha256", "partial", "proven", "chunks", "roots"):
+            (self.root / part).mkdir(parents=True, exist_ok=True)
         self._proofs: dict[ObjectName, Proof] = {}
         self._proving = Flights()
 
     def path(self, name: ObjectName) -> Path:
         """Where the object is, or would be."""
         return self.objects / str(name)
+
+    def offer_large(self, list_name: ObjectName) -> bool:
+        """Lets proven large objects of a list that is here be read past everyone; any there?"""
+        try:
+            raw = self.path(list_name).read_bytes()
+        except FileNotFoundError:
+            return False
+        offered = [self.proven.offer(name, self.path(name)) for name in large_names(raw)]
+        return any(offered)
 
     def list_path(self, name: ObjectName) -> Path:
         """Where the object's chunk list is, or would be."""
@@ -207,6 +219,7 @@ class LocalTier:
     def take_apart(self, name: ObjectName) -> None:
         """A large object has a wrong chunk: it is one in the making again, and keeps the rest."""
         self._proofs.pop(name, None)
+        self.proven.withdraw(name)
         with contextlib.suppress(FileNotFoundError):
             self.path(name).chmod(0o600)
             self.path(name).rename(self.partial / str(name))
@@ -248,6 +261,7 @@ class LocalTier:
         self._proofs.pop(name, None)
         self.path(name).unlink(missing_ok=True)
         if name.is_chunked:
+            self.proven.withdraw(name)
             self.list_path(name).unlink(missing_ok=True)
             (self.partial / str(name)).unlink(missing_ok=True)
 
@@ -256,8 +270,10 @@ class LocalTier:
 
         It is there for everyone at once and becomes *proven* when it has reached the disk.
         """
-        temporary.chmod(0o444)
-        space = temporary.stat().st_blocks * 512
+        state = temporary.stat()
+        if state.st_nlink == 1:  # else it is somebody's file, and keeps its mode
+            temporary.chmod(0o444)
+        space = state.st_blocks * 512
         self.folder.ledger.add(self.tenant, str(name), space)
         if chunk_list is not None:
             self.write_list(name, chunk_list)

@@ -12,9 +12,11 @@ it lies in (`sha256/`). What was hashed follows from the size alone:
 Called from any thread.
 """
 
+import array
 import functools
 import hashlib
 import re
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -157,3 +159,15 @@ def unpack_names(raw: bytes) -> Iterator[ObjectName]:
         raise BadNameError("a reference list has a length that is no multiple of 40")
     for at in range(0, len(raw), 40):
         yield ObjectName(raw[at : at + 32], int.from_bytes(raw[at + 32 : at + 40], "big"))
+
+
+def large_names(raw: bytes) -> list[ObjectName]:
+    """The names of large objects in a reference list, without looking at the others one by one."""
+    words = array.array("Q", raw[: len(raw) // 8 * 8])
+    if sys.byteorder == "little":
+        words.byteswap()
+    sizes = words[4::5]
+    if not sizes or max(sizes) <= WHOLE_LIMIT_BYTES:
+        return []
+    large = [index for index, size in enumerate(sizes) if size > WHOLE_LIMIT_BYTES]
+    return [ObjectName(raw[40 * at : 40 * at + 32], sizes[at]) for at in large]

@@ -35,6 +35,7 @@ from nagara.store.sink import FileSink
 from nagara.store.statistics import TierReport
 from nagara.store.tier import Tier
 from nagara.store.transfer import Transfer
+from nagara.store.zone import ZoneTiers
 
 _log = logging.getLogger(__name__)
 DEFAULT_BUDGET_BYTES = 256 << 20
@@ -49,6 +50,7 @@ class Store:
         tiers: nearest first.
         budget: bounds the bytes in memory of all transfers; may be shared by stores.
         time_limit_s: how long one call may take when its caller gives no deadline.
+        zone: caches that may come and go; nearer than `tiers`.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class Store:
         *,
         budget: ByteBudget | None = None,
         time_limit_s: float = 60.0,
+        zone: ZoneTiers | None = None,
     ) -> None:
         self.local = local
-        self.transfer = Transfer(tiers, budget or ByteBudget(DEFAULT_BUDGET_BYTES))
+        self.transfer = Transfer(tiers, budget or ByteBudget(DEFAULT_BUDGET_BYTES), zone)
         self.time_limit_s = time_limit_s
         self._flights = Flights()
         self._passing = PassingBy(self.transfer)

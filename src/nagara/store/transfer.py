@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 from nagara.store.budget import ByteBudget
@@ -26,6 +27,7 @@ from nagara.store.names import CHUNK_BYTES, ChunkList, ObjectName, list_bytes, p
 from nagara.store.piece_buffers import piece_buffer
 from nagara.store.sink import Sink
 from nagara.store.tier import Tier
+from nagara.store.zone import ZoneTiers
 
 _log = logging.getLogger(__name__)
 PIECE_BYTES = CHUNK_BYTES
@@ -37,18 +39,32 @@ _PROMOTIONS = 1024
 
 
 class Transfer:
-    """The remote tiers of one tenant."""
+    """The remote tiers of one tenant: the zone's caches, then those set by the owner."""
 
-    def __init__(self, tiers: Sequence[Tier], budget: ByteBudget) -> None:
-        self.tiers = tuple(tiers)
+    def __init__(
+        self, tiers: Sequence[Tier], budget: ByteBudget, zone: ZoneTiers | None = None
+    ) -> None:
+        self._own = tuple(tiers)
+        self._zone = zone
         self.budget = budget
         self._pieces = ThreadPoolExecutor(_PIECE_THREADS, "piece")
-        self._down_until_s = dict.fromkeys(range(len(self.tiers)), 0.0)
+        self._down_until_s: dict[Tier, float] = {}
         self._promotions: queue.Queue[tuple[Tier, str, Path] | None] = queue.Queue(_PROMOTIONS)
         self._promoter: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def whole(self, name: ObjectName, sink: Sink, deadline_s: float) -> int:
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Nearest first, as they are at the moment."""
+        return self._own if self._zone is None else (*self._zone.now(), *self._own)
+
+    @property
+    def zone_tier(self) -> Tier | None:
+        """The nearest of the zone's caches, where what was made here is brought."""
+        caches = () if self._zone is None else self._zone.now()
+        return caches[0] if caches else None
+
+    def whole(self, name: ObjectName, sink: Sink, deadline_s: float) -> Tier:
         """Reads an unchunked object into `sink`; returns which tier it came from.
 
         What a failed try wrote is overwritten by the next one.
@@ -66,7 +82,7 @@ class Transfer:
 
     def chunk(
         self, name: ObjectName, chunks: ChunkList, index: int, sink: Sink, deadline_s: float
-    ) -> int:
+    ) -> Tier:
         """Reads one chunk of a large object into `sink`."""
         start, length = index * CHUNK_BYTES, chunks.length(index)
 
@@ -119,9 +135,9 @@ class Transfer:
         )
         return found[0]
 
-    def promote(self, name: ObjectName, source: int, path: Path) -> None:
-        """Sends an object that came from tier number `source` to the nearer ones, later."""
-        for tier in self.tiers[:source]:
+    def promote(self, name: ObjectName, source: Tier, path: Path) -> None:
+        """Sends an object that came from the tier `source` to the nearer ones, later."""
+        for tier in takewhile(lambda each: each is not source, self.tiers):
             if not tier.can_write:
                 continue
             with self._lock:
@@ -152,8 +168,10 @@ class Transfer:
         if self._promoter is not None:
             self._promotions.put(None)
             self._promoter.join()
-        for tier in self.tiers:
+        for tier in self._own:
             tier.close()
+        if self._zone is not None:
+            self._zone.close()
 
     @contextmanager
     def _piece(
@@ -188,13 +206,11 @@ class Transfer:
             wait(arriving for _, arriving in pending if not arriving.cancelled())
         return digest.digest()
 
-    def _from_nearest(self, what: ObjectName | str, attempt: Callable[[Tier], None]) -> int:
-        """Tries the tiers in order, those that were down just now last; returns the index."""
+    def _from_nearest(self, what: ObjectName | str, attempt: Callable[[Tier], None]) -> Tier:
+        """Tries the tiers in order, those that were down just now last; returns the one."""
         now = time.monotonic()
-        order = sorted(range(len(self.tiers)), key=lambda i: (self._down_until_s[i] > now, i))
         errors: list[StoreError] = []
-        for index in order:
-            tier = self.tiers[index]
+        for tier in sorted(self.tiers, key=lambda each: self._down_until_s.get(each, 0.0) > now):
             for _ in range(_TRIES_PER_TIER):
                 try:
                     attempt(tier)
@@ -205,10 +221,10 @@ class Transfer:
                     continue
                 except (AbsentError, UnavailableError) as error:
                     if isinstance(error, UnavailableError):
-                        self._down_until_s[index] = time.monotonic() + _DOWN_S
+                        self._down_until_s[tier] = time.monotonic() + _DOWN_S
                     errors.append(error)
                     break
-                return index
+                return tier
         raise _worst(errors, what)
 
     def _run_promotions(self) -> None:

@@ -27,6 +27,8 @@ from nagara.contract.replica import (
     NodeFacts,
     ReplicaSpec,
     ReplicaStatus,
+    ReplicaUsage,
+    SnapshotStatus,
     StartKind,
     StartOrder,
     StartReport,
@@ -39,7 +41,8 @@ class Script:
     """How one app behaves on the fake node. Seconds are the clock's.
 
     `failures` are reasons of starts that fail, taken from the front; `always_fails` is a reason
-    for every start. `capture_failures` likewise for captures.
+    for every start. `capture_failures` likewise for captures, `failed_restores` for starts that
+    are plain though there is a snapshot.
     """
 
     plain_s: float = 0.0
@@ -48,7 +51,10 @@ class Script:
     failures: list[str] = field(default_factory=list)
     always_fails: str | None = None
     capture_failures: list[str] = field(default_factory=list)
+    failed_restores: list[str] = field(default_factory=list)
     can_snapshot: bool = False
+    snapshot_bytes: int = 1000
+    quarantined: str | None = None  # why its snapshot is
 
 
 class FakeNode:
@@ -77,10 +83,15 @@ class FakeNode:
         self.images: dict[str, str] = {}  # source → index; others cannot be had
         self.brought: list[ImageOrder] = []
         self.missing: tuple[str, ...] = ()  # what it lacks to save replicas
+        self.usages: list[ReplicaUsage] = []
         self.files: FilesReport | None = None  # of every start
+        self.cache: str | None = None  # where it says that it serves its objects
+        self.caches: tuple[str, ...] = ()  # it was told of
+        self.told = 0  # so often
+        self.host_class = "fake"
         self._clock = clock or SystemClock()
         self._fails = fails or (lambda spec: None)
-        self._snapshots: set[tuple[str, str, str]] = set()
+        self._snapshots: dict[tuple[str, str, str], float] = {}  # when they were made
         self._logs: dict[str, bytes] = {}
         self._ended: dict[str, ReplicaStatus] = {}
         self._listeners: list[asyncio.Queue[ReplicaStatus]] = []
@@ -91,7 +102,17 @@ class FakeNode:
         """A small machine."""
         self._reach()
         can_snapshot = not self.missing
-        return NodeFacts("fake", 2, 2**32, "process", can_snapshot, self.missing)
+        return NodeFacts(
+            "fake", 2, 2**32, "process", can_snapshot, self.missing,
+            cache=self.cache, host_class=self.host_class,
+        )  # fmt: skip
+
+    async def use_caches(self, caches: tuple[str, ...]) -> NodeFacts:
+        """Keeps them in `caches`."""
+        self._reach()
+        self.caches = tuple(each for each in caches if each != self.cache)
+        self.told += 1
+        return await self.facts()
 
     async def bring_image(self, order: ImageOrder) -> ImageReport:
         """Finds the image in `images`."""
@@ -106,8 +127,10 @@ class FakeNode:
         self._reach()
         spec = order.spec
         script = self.scripts[spec.app]
-        has_snapshot = spec.snapshot and _key(spec) in self._snapshots
-        seconds = script.restored_s if has_snapshot else script.plain_s
+        has_snapshot = spec.snapshot and not script.quarantined and _key(spec) in self._snapshots
+        fallback = script.failed_restores.pop(0) if script.failed_restores else None
+        is_restored = has_snapshot and fallback is None
+        seconds = script.restored_s if is_restored else script.plain_s
         begun_s = self._clock.monotonic_s()
         replica = await self._boot(order, seconds)
         reason = self._failure(spec, script)
@@ -118,13 +141,15 @@ class FakeNode:
         self.started.append(order.replica)
         self.live[order.replica] = replica
         self.most_live = max(self.most_live, len(self.live))
-        stage = "host" if has_snapshot else "device"
+        stage = "host" if is_restored else "device"
         return StartReport(
             replica=order.replica,
-            kind=StartKind.RESTORED if has_snapshot else StartKind.PLAIN,
+            kind=StartKind.RESTORED if is_restored else StartKind.PLAIN,
             stages={"files": 0.0, stage: seconds},
             elapsed_s=self._clock.monotonic_s() - begun_s,
-            snapshot="fake-snapshot" if has_snapshot else None,
+            snapshot="fake-snapshot" if is_restored else None,
+            fallback=fallback,
+            failed_snapshot=None if fallback is None else "fake-snapshot",
             files=self.files,
             capture_wanted=spec.snapshot and script.can_snapshot and not has_snapshot,
         )
@@ -140,9 +165,12 @@ class FakeNode:
             raise
         if script.capture_failures:
             return CaptureReport(snapshot=None, reason=script.capture_failures.pop(0))
-        self._snapshots.add(_key(order.spec))
+        self._snapshots[_key(order.spec)] = self._clock.wall_s()
         self.captured.append(order.replica)
-        return CaptureReport("fake-snapshot", None, 1000, 10, script.capture_s)
+        return CaptureReport(
+            "fake-snapshot", None, script.snapshot_bytes, script.snapshot_bytes // 100,
+            script.capture_s,
+        )  # fmt: skip
 
     async def stop(self, replica: str, *, grace_s: float = 10.0) -> None:
         """Ends a replica; its connections are closed."""
@@ -175,6 +203,11 @@ class FakeNode:
         self._reach()
         return (*(_status(replica) for replica in self.live.values()), *self._ended.values())
 
+    async def usage(self) -> tuple[ReplicaUsage, ...]:
+        """What `usages` says of those that run."""
+        self._reach()
+        return tuple(u for u in self.usages if u.replica in self.live)
+
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         """What `exit_replica` ends, as it happens."""
         self._reach()
@@ -195,21 +228,47 @@ class FakeNode:
             raise ReplicaGoneError("no log of such a replica is kept", where=replica)
         return text[-tail_bytes:]
 
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        """One for each app that was captured."""
+        self._reach()
+        return tuple(self._saved(*key, at_s) for key, at_s in sorted(self._snapshots.items()))
+
+    def _saved(self, tenant: str, app: str, definition: str, at_s: float) -> SnapshotStatus:
+        script = self.scripts[app]
+        why, size_bytes = script.quarantined, script.snapshot_bytes
+        return SnapshotStatus(
+            *("fake", tenant, app, "fake-snapshot", definition),
+            "in quarantine" if why else "good",
+            cpu_flags=("avx2", "fma", "sse4_2"),
+            memory_bytes=size_bytes,
+            layer_bytes=size_bytes // 100,
+            stored_bytes=size_bytes * 9 // 10,
+            shared_bytes=size_bytes // 10,
+            created_at_s=at_s,
+            failures=2 if why else 0,
+            reasons=(f"failed: {why}",) if why else (),
+        )
+
     async def forget_app(self, tenant: str, app: str) -> None:
         """Removes the app's snapshots."""
         self._reach()
         self.forgotten.append((tenant, app))
-        self._snapshots = {key for key in self._snapshots if key[:2] != (tenant, app)}
+        self._snapshots = {
+            key: at_s for key, at_s in self._snapshots.items() if key[:2] != (tenant, app)
+        }
 
     # -- what a test does to it ------------------------------------------------------------
 
-    async def exit_replica(self, replica: str, code: int = 1, *, is_seen: bool = True) -> None:
-        """The replica ends by itself. Unseen, only `replicas` tells it."""
+    async def exit_replica(
+        self, replica: str, code: int = 1, *, is_seen: bool = True, reason: str | None = None
+    ) -> None:
+        """The replica ends, by itself or for a reason. Unseen, only `replicas` tells it."""
         running = self.live.pop(replica)
         await running.end()
         status = ReplicaStatus(
             replica, running.order.spec.tenant, running.order.spec.app,
             running.order.spec.definition, running.order.lease, ready=False, exit_code=code,
+            detail={} if reason is None else {"reason": reason},
         )  # fmt: skip
         self._ended[replica] = status
         self._logs[replica] = running.log_text()

@@ -177,6 +177,12 @@ class NodeConformance:
             assert report.reason
             return
         assert report.snapshot, report.reason
+        (saved,) = await node.snapshots()
+        assert (saved.app, saved.snapshot) == ("steady", report.snapshot)
+        assert saved.state == "good"
+        assert saved.memory_bytes == report.memory_bytes
+        assert (saved.misfit, saved.failures) == (None, 0)
+        assert saved.cpu_flags
         started = await node.start(self.order("steady-1"))
         assert started.kind is StartKind.RESTORED, started.fallback
         assert not started.capture_wanted
@@ -186,6 +192,20 @@ class NodeConformance:
         started = await node.start(self.order("steady-2"))
         assert started.kind is StartKind.PLAIN
         assert started.capture_wanted
+        assert await node.snapshots() == ()
+
+    async def test_what_ready_replicas_use_is_told_and_grows(self, node: Node) -> None:
+        await node.start(self.order("steady-1"))
+        first = {usage.replica: usage for usage in await node.usage()}
+        assert first.keys() <= {"steady-1"}
+        await ask(node, "steady-1", "/health")
+        for second in await node.usage():
+            assert second.at_s >= first["steady-1"].at_s
+            assert second.cpu_s >= first["steady-1"].cpu_s > 0
+            assert 0 < second.memory_bytes < second.memory_limit_bytes
+            assert second.cores > 0
+        await node.stop("steady-1")
+        assert await node.usage() == ()
 
     async def test_facts(self, node: Node) -> None:
         facts = await node.facts()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from nagara.contract.node import Node
-from nagara.node.network.certificates import read_certificates
 from nagara.node.network.client import AgentNetwork
 from nagara.node.network.cluster_token import ClusterToken
 from nagara.node.network.membership import Membership
 from nagara.node.network.server import TcpAgentServer
 from nagara.node.remote_node import RemoteNode
+from nagara.store.certificates import read_certificates
 from nagara.testing.certificates import Authority, new_authority
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from nagara.base.errors import UsageError
 from nagara.node.network.address import split_address, tcp_address
-from nagara.node.network.certificates import read_certificates
 from nagara.node.network.cluster_token import own_token, read_token
 from nagara.node.network.membership import read_membership
+from nagara.store.certificates import read_certificates
 from nagara.testing.certificates import new_authority
 
 

@@ -1,11 +1,13 @@
 // One app: its replicas, plain starts against restored ones, its snapshots and its log.
 
 import { captureWord, replicaPills } from "./apps.js";
-import { bytes, clock, h, number, printable, put, seconds } from "./dom.js";
+import { clock, h, number, printable, put, seconds } from "./dom.js";
 import { ask, document_, world } from "./live.js";
+import { savedRows, savedTable, triedRows, triedTable, whenChanged } from "./snapshots.js";
 import { StartList, legend, stack, starting } from "./starts.js";
 
 const LOG_BYTES = 65536;
+const FIRST_STARTS = 12;
 const LOG_EVERY_MS = 2000;
 
 /** The latest plain start and the latest restored one, on one scale. */
@@ -33,10 +35,13 @@ export function appView(main, name) {
   const compare = h("div");
   const list = new StartList(false);
   const replicas = h("tbody");
-  const captures = h("tbody");
+  const saved = h("tbody");
+  const tried = h("tbody");
   const log = h("pre", { tabindex: "0", role: "region", "aria-label": `log of ${name}` }, "No log is kept.");
   const choice = h("select", { "aria-label": "Replica", on: { change: () => readLog() } }, h("option", { value: "" }, "newest replica"));
   const whose = h("span", { class: "quiet small" });
+  const more = h("button", { type: "button", on: { click: () => { all = true; draw(); } } });
+  let all = false;
   let starts = [];
   let seen = "";
   let is_gone = false;
@@ -45,9 +50,9 @@ export function appView(main, name) {
   main.append(h("p", { class: "small" }, h("a", { href: "#/" }, "← all apps")), title,
     h("section", { class: "card" }, h("div", { class: "bar-line" }, state), figures, remark),
     h("section", { class: "card" }, h("h2", null, "Where the time of a start goes"), compare),
-    h("section", { class: "card" }, h("h2", null, "Starts"), list.node),
+    h("section", { class: "card" }, h("h2", null, "Starts"), list.node, more),
     h("section", { class: "card" }, h("h2", null, "Replicas"), table(["replica", "state", "for", "slot", "since", "reason"], replicas)),
-    h("section", { class: "card" }, h("h2", null, "Snapshots"), table(["snapshot", "memory", "layer", "took", "made", "remark"], captures)),
+    h("section", { class: "card" }, h("h2", null, "Snapshots"), savedTable(saved, false), h("h2", { class: "next" }, "Attempts to make one"), triedTable(tried, false)),
     h("section", { class: "card" }, h("div", { class: "bar-line" }, h("h2", null, "Log"), choice, whose), log));
 
   function table(names, body) {
@@ -57,18 +62,11 @@ export function appView(main, name) {
 
   async function readStarts() {
     ({ starts } = await document_(`/api/starts?limit=50&app=${encodeURIComponent(name)}`));
-    const [{ replicas: found }, { captures: made }] = await Promise.all([
-      document_(`/api/apps/${encodeURIComponent(name)}/replicas`),
-      document_(`/api/captures?app=${encodeURIComponent(name)}`)]);
+    const { replicas: found } = await document_(`/api/apps/${encodeURIComponent(name)}/replicas`);
     put(replicas, none(found, 6), found.slice(0, 20).map((each) => h("tr", null, h("td", null, each.replica),
       h("td", null, h("span", { class: `pill ${each.state}` }, each.state)),
       h("td", null, each.purpose), h("td", null, each.slot), h("td", null, clock(each.changed_s)),
       h("td", { class: "long quiet small" }, each.reason ?? ""))));
-    put(captures, none(made, 6), made.map((each) => h("tr", null, h("td", null, each.snapshot ?? "none"),
-      h("td", { class: "n" }, each.memory_bytes ? bytes(each.memory_bytes) : ""),
-      h("td", { class: "n" }, each.layer_bytes ? bytes(each.layer_bytes) : ""),
-      h("td", { class: "n" }, seconds(each.elapsed_s)), h("td", null, clock(each.finished_s)),
-      h("td", { class: "long quiet small" }, [each.is_present ? "" : "of an earlier definition", each.reason ?? ""].filter(Boolean).join("; ")))));
     const before = choice.value;
     put(choice, h("option", { value: "" }, "newest replica"),
       found.slice(0, 20).map((each) => h("option", { value: each.replica }, each.replica)));
@@ -76,6 +74,13 @@ export function appView(main, name) {
     choice.value = [...choice.options].some((option) => option.value === before) ? before : "";
     if (has_log) readLog();
     draw();
+  }
+
+  async function readSnapshots() {
+    const [{ snapshots }, { captures }] = await Promise.all(["snapshots", "captures"]
+      .map((what) => document_(`/api/${what}?app=${encodeURIComponent(name)}`)));
+    put(saved, savedRows(snapshots, false));
+    put(tried, triedRows(captures, false));
   }
 
   async function readLog() {
@@ -111,12 +116,16 @@ export function appView(main, name) {
     remark.textContent = printable(said);
     remark.hidden = !said;
     put(compare, comparison(starts));
-    list.show(starts, starting(name));
+    list.show(all ? starts : starts.slice(0, FIRST_STARTS), starting(name));
+    more.hidden = all || starts.length <= FIRST_STARTS;
+    more.textContent = `Show all ${starts.length}`;
     const news = `${app.ready} ${app.starting} ${app.draining} ${app.stopping} ${app.capture} ${app.failures}`;
+    changes.look();
     if (news !== seen || what === "starts") { seen = news; readStarts().catch(() => {}); }
   }
 
+  const changes = whenChanged(readSnapshots, name);
   draw();
   const timer = setInterval(() => { if (has_log && !document.hidden) readLog(); }, LOG_EVERY_MS);
-  return Object.assign(draw, { end: () => clearInterval(timer) });
+  return Object.assign(draw, { end: () => { clearInterval(timer); changes.end(); } });
 }

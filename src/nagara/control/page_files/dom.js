@@ -76,6 +76,18 @@ export class Rows {
   }
 }
 
+/** A bar of coloured parts, `[[class, amount, what it says when pointed at], ...]`. */
+export function stackedBar(parts, label, props) {
+  const bar = h("div", { class: "stack", role: "img", "aria-label": label, ...props });
+  const all = parts.reduce((sum, [, amount]) => sum + amount, 0);
+  for (const [name, amount, text] of parts) {
+    // As percentages: growth factors that add up to less than 1 would not fill the bar.
+    const style = { "flex-grow": String((100 * amount) / all), "flex-basis": "0" };
+    bar.append(explain(h("div", { class: `seg ${name}`, style }), text));
+  }
+  return bar;
+}
+
 export function seconds(value) {
   if (value >= 100) return `${Math.round(value)} s`;
   if (value >= 1) return `${value.toFixed(2)} s`;

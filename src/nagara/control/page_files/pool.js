@@ -1,7 +1,7 @@
 // The pool: its level against its target and why, its machines, their health.
 
 import { chart } from "./chart.js";
-import { explain, h, number, put, seconds as seconds_ } from "./dom.js";
+import { h, number, put, seconds as seconds_, stackedBar } from "./dom.js";
 import { document_, world } from "./live.js";
 
 const NAMES = { level: "free now", target: "wanted free", leased: "leased", ready: "machines ready",
@@ -16,6 +16,20 @@ function checks(machine) {
       `${each.name}: ${each.outcome}${each.detail ? `, ${each.detail}` : ""}`))];
 }
 
+/** The checks that are under way, and since when. */
+function running(machine) {
+  if (!machine.running_check) return null;
+  return h("div", { class: "small warn", "data-since": machine.check_since_s }, `${machine.running_check} checks are running`);
+}
+
+function countUp(body) {
+  for (const node of body.querySelectorAll("[data-since]")) {
+    const kind = node.textContent.split(" ")[0];
+    const since_s = Math.max(0, Date.now() / 1000 - Number(node.dataset.since));
+    node.textContent = `${kind} checks are running, ${Math.round(since_s)} s`;
+  }
+}
+
 function remark(machine) {
   return [machine.reason, machine.is_kept_out ? "no new leases" : "", ...(machine.kept_out ?? []),
     machine.is_silent ? "does not answer" : ""].filter(Boolean).join("; ");
@@ -24,7 +38,7 @@ function remark(machine) {
 function row(machine) {
   const bad = ["lost", "faulty", "unhealthy"].includes(machine.state) || machine.is_silent;
   return h("tr", null, h("td", null, machine.name),
-    h("td", null, h("span", { class: `pill ${bad ? "failed" : machine.state === "ready" ? "ready" : "starting"}` }, machine.state)),
+    h("td", null, h("span", { class: `pill ${bad ? "failed" : machine.state === "ready" ? "ready" : "starting"}` }, machine.state), running(machine)),
     h("td", { class: "n", "data-label": "leased" }, `${machine.leased} / ${machine.devices}`),
     h("td", { "data-label": "type" }, `${machine.type}, ${machine.region}`),
     h("td", { class: "n", "data-label": "per hour" }, number(machine.price_h)),
@@ -42,12 +56,8 @@ function useBar(seconds) {
   const total = uses.reduce((sum, [, value]) => sum + value, 0);
   if (!total) return h("span", { class: "quiet" }, "nothing was reserved yet");
   const said = uses.map(([use, value]) => `${use} ${Math.round((100 * value) / total)} %`);
-  const bar = h("div", { class: "stack", role: "img", "aria-label": said.join(", ") });
-  for (const [use, value] of uses) {
-    const part = h("div", { class: `seg use-${use}`, style: { "flex-grow": String(value), "flex-basis": "0" } });
-    bar.append(explain(part, () => `${use}: ${seconds_(value)} (${Math.round((100 * value) / total)} %)`));
-  }
-  return bar;
+  return stackedBar(uses.map(([use, value]) =>
+    [`use-${use}`, value, () => `${use}: ${seconds_(value)} (${Math.round((100 * value) / total)} %)`]), said.join(", "));
 }
 
 function percent(share) { return share === null ? "–" : `${(100 * share).toFixed(1)} %`; }
@@ -57,7 +67,9 @@ function shares(pool, usage) {
   if (!usage) return lines;
   const uses = Object.keys(usage.all.seconds);
   const apps = Object.entries(usage.apps).sort(([, a], [, b]) => sum(b.seconds) - sum(a.seconds)).slice(0, MOST_APPS);
-  return [...lines, h("div", { class: "keys" }, uses.map((use) => h("span", { class: `key use-${use}` }, use))),
+  const all = sum(usage.all.seconds);
+  const told = (use) => (all ? `${use.replace("_", "-")} ${percent(usage.all.seconds[use] / all)}` : use.replace("_", "-"));
+  return [...lines, h("div", { class: "keys above" }, uses.map((use) => h("span", { class: `key use-${use}` }, told(use)))),
     h("div", { class: "compare" }, [["all apps", usage.all], ...apps].flatMap(([name, one]) =>
       [h("span", { class: "small" }, name), useBar(one.seconds), h("strong", null, percent(one.allocation_utilisation))]))];
 }
@@ -90,6 +102,7 @@ export function poolView(main) {
   function draw() {
     level.update(world.samples);
     used.update(world.samples);
+    countUp(body);
     const pool = world.pool;
     if (!pool || pool === drawn) return;
     drawn = pool;
@@ -99,6 +112,7 @@ export function poolView(main) {
     put(words, (pool.plan?.words ?? []).map((text) => h("li", null, text)));
     put(share, shares(pool, usage));
     put(body, pool.machines.map(row));
+    countUp(body);
   }
   draw();
   readUsage().catch(() => {});

@@ -1,6 +1,6 @@
 // Starts as stacked bars: where their time went.
 
-import { Rows, bytes, clock, explain, h, seconds } from "./dom.js";
+import { Rows, bytes, clock, h, seconds, stackedBar } from "./dom.js";
 import { addStarts, document_, world } from "./live.js";
 
 export const STAGES = ["acquire", "files", "host", "device", "canary", "unaccounted"];
@@ -43,16 +43,10 @@ function about(start, stage) {
 /** The bar of one start; `longest_s` fills the width. */
 export function stack(start, longest_s, tall = false) {
   const width = longest_s ? (100 * start.total_s) / longest_s : 0;
-  const bar = h("div", { class: tall ? "stack tall" : "stack", role: "img",
-    "aria-label": STAGES.map((stage) => `${stage} ${seconds(start.stages[stage] ?? 0)}`).join(", "),
-    style: { width: `${Math.max(0.5, width)}%` } });
-  for (const stage of STAGES) {
-    const value = start.stages[stage] ?? 0;
-    if (value <= 0) continue;
-    const part = h("div", { class: `seg ${stage}`, style: { "flex-grow": String(value), "flex-basis": "0" } });
-    bar.append(explain(part, () => about(start, stage)));
-  }
-  return bar;
+  const parts = STAGES.map((stage) => [stage, start.stages[stage] ?? 0, () => about(start, stage)]);
+  const label = STAGES.map((stage) => `${stage} ${seconds(start.stages[stage] ?? 0)}`).join(", ");
+  return stackedBar(parts.filter(([, value]) => value > 0), label,
+    { class: tall ? "stack tall" : "stack", style: { width: `${Math.max(0.5, width)}%` } });
 }
 
 export function legend() {

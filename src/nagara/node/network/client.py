@@ -16,13 +16,13 @@ from typing import Self
 from nagara.base.errors import UsageError
 from nagara.contract.node import NodeUnavailableError
 from nagara.node.network.address import split_address
-from nagara.node.network.certificates import CA
 from nagara.node.network.channel import Channel, SocketChannel, watch_peer
 from nagara.node.network.forwarding import Framed, forward, local_pair
 from nagara.node.network.hello import HelloError, greet
 from nagara.node.network.membership import Membership
 from nagara.node.network.tls_channel import TlsChannel
 from nagara.node.wire import MESSAGE_LIMIT, encode_result
+from nagara.store.certificates import CA
 
 CONNECT_S = 4.0  # TCP, TLS and the proofs together; below what callers wait for an answer
 KEEP_S = 10.0

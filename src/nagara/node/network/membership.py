@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from nagara.node.network.certificates import Certificates, read_certificates
 from nagara.node.network.cluster_token import FILE_NAME, ClusterToken, own_token, read_token
+from nagara.store.certificates import Certificates, read_certificates
 
 
 @dataclass(frozen=True, slots=True)
