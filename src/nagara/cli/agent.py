@@ -17,6 +17,7 @@ import click
 from nagara.base.errors import UsageError
 from nagara.base.folder_lock import only_holder
 from nagara.base.units import parse_size_bytes
+from nagara.cli.agent_record import recorded
 from nagara.cli.machine_checks import checks_of_machine, running_monitor
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
@@ -165,12 +166,15 @@ async def _serve(
             machine = LocalMachine(node, keeper_of(state), checks, monitor.take)
             agent = AgentServer(node, path, allowed_uids=allowed, owner=owner, machine=machine)
             servers: list[AgentServer | TcpAgentServer] = [agent]
+            address = ""
             if offer is not None:
                 servers.append(far := TcpAgentServer(node, *offer, machine=machine))
-                click.echo(f"nagara agent listens at {far.address}")
+                address = far.address
+                click.echo(f"nagara agent listens at {address}")
             for gap in (await node.facts()).missing:
                 _log.info("without %s", gap)
-            await _run(servers, end_with_input=end_with_input)
+            with recorded(state, address):
+                await _run(servers, end_with_input=end_with_input)
     finally:
         await node.close(stop_replicas=False)
 
