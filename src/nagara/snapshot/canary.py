@@ -12,8 +12,6 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from nagara.store.documents import parse_json
-
 # Above what the same weights differ by when a batch is computed in another order, far below what
 # other weights do.
 LOGPROB_TOLERANCE = 0.05
@@ -103,7 +101,7 @@ def canonical(question: Question, answer: Answer) -> str:
     if not question.is_openai:
         return f"{answer.status} {answer.body.decode(errors='backslashreplace')}"
     try:
-        choices = parse_json(answer.body)["choices"]
+        choices = json.loads(answer.body)["choices"]
         return json.dumps([_determined(choice) for choice in choices], sort_keys=True)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CanaryError(f"{question.path} gave no OpenAI answer: {error!r}") from error

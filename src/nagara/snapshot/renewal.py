@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nagara.snapshot.errors import SnapshotError
-from nagara.store.documents import parse_json
 
 HOOK_SOCKET = Path("/run/nagara/hook.sock")  # inside the container; each process adds its pid
 _PROCESSES = 1024  # with hooks, of one replica
@@ -82,9 +81,9 @@ def _ask(place: int, request: Mapping[str, object], timeout_s: float) -> bool:
     except OSError as error:
         raise SnapshotError(f"the hook {what} did not answer: {error}") from error
     try:
-        answer = parse_json(line)
+        answer = json.loads(line)
         has_worked, reason = answer["ok"], answer.get("error", "it gives no reason")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SnapshotError(f"the hook {what} answered {line[:80]!r}") from error
     if not has_worked:
         raise SnapshotError(f"the hook {what} failed: {reason}")

@@ -34,7 +34,6 @@ from nagara.snapshot.device.mapping import device_map, moved
 from nagara.snapshot.device.protocol import Device, DeviceFacts
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, HostMisfitError, RestoreError
 from nagara.snapshot.states import DeviceState
-from nagara.store.documents import parse_json
 
 LEAST_KEPT_SHARE = 0.5
 _FORMAT = 1
@@ -78,7 +77,10 @@ class DeviceRecord:
     @classmethod
     def from_json(cls, text: bytes) -> "DeviceRecord":
         """The reverse. Raises ValueError, KeyError or TypeError for anything else."""
-        plain: Any = parse_json(text)
+        try:
+            plain: Any = json.loads(text)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
         if not isinstance(plain, dict) or plain.pop("format") != _FORMAT:
             raise ValueError("another format of device record")
         processes = tuple(SavedProcess(**one) for one in plain.pop("processes"))
