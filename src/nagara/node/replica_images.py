@@ -323,7 +323,7 @@ class NodeImages:
                 if touches := touched[each.holder]:
                     with self._tracing:
                         self.opened().add_touches(each, touches)
-                self.opened().fill(each)
+                self.opened().fill(each, at_leisure=True)
             except (NagaraError, OSError) as error:
                 _log.warning("%s: its trace is not kept: %s", each.image.name, error)
 
