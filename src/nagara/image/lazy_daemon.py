@@ -8,7 +8,8 @@
     {"op": "recorded", "name"}                         → {"touches": [[object, chunk], ...]}
     {"op": "prefetch", "name", "trace", "list", "distance_s"}
                                                        → {}    begins; `progress` tells
-    {"op": "fill", "name", "list", "index"}            → {}    fetches all in the order of files
+    {"op": "fill", "name", "list", "index", "at_leisure"}
+                                                       → {}    fetches all in the order of files
     {"op": "progress", "name"}                         → {"progress": {...}}
     {"op": "forget", "name"}                           → {}    its holder is gone
     {"op": "stats"}                                    → {"tiers": [...]}
@@ -158,7 +159,10 @@ class LazyDaemon:
     def _fill(self, request: dict[str, Any]) -> None:
         tree = read_index(self._store.read(parse_name(request["index"])))
         order = [node.content for _, node in walk(tree) if node.content is not None]
-        self._prefetcher.start_fill(request["name"], parse_name(request["list"]), order)
+        quiet_s = None
+        if request.get("at_leisure") and isinstance(self._files, ObjectFiles):
+            quiet_s = self._files.quiet_s
+        self._prefetcher.start_fill(request["name"], parse_name(request["list"]), order, quiet_s)
 
 
 def listen_on(path: Path) -> socket.socket:

@@ -248,11 +248,14 @@ class ImageMounts:
         answer = self.lazy_layer(tenant).ask({"op": "stats"})
         return [TierReport(**report) for report in answer["tiers"]]
 
-    def fill(self, mounted: MountedImage) -> None:
-        """Begins to fetch the rest of an image, so that its next mount is local."""
+    def fill(self, mounted: MountedImage, *, at_leisure: bool = False) -> None:
+        """Begins to fetch the rest of an image, so that its next mount is local.
+
+        `at_leisure`: whoever reads what is not here yet comes first.
+        """
         ledger, image = self.objects.ledger, mounted.image
         if mounted.is_lazy and not ledger.is_complete(mounted.tenant, str(image.list), boot_id()):
-            request = {"op": "fill", "name": mounted.holder}
+            request = {"op": "fill", "name": mounted.holder, "at_leisure": at_leisure}
             request |= {"list": str(image.list), "index": str(image.index)}
             self.lazy_layer(mounted.tenant).ask(request)
 

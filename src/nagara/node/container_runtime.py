@@ -19,7 +19,7 @@ from nagara.contract.replica import FilesReport, ReplicaSpec
 from nagara.image.mounts import mount_points, unmount_tree
 from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.host_parts import Stopwatch, host_parts, tool_times
-from nagara.node.owned_tasks import in_thread
+from nagara.node.owned_tasks import both, in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_hooks import hook_environment, renew, wake, write_hook_files
 from nagara.node.replica_network import ReplicaNetworks
@@ -169,8 +169,8 @@ class ContainerRuntime:
         waterfall: Waterfall,
     ) -> Running:
         with waterfall.stage("files", "root"):
-            tree = await self.trees.prepare(folder, spec, is_restore=True)
-            await in_thread(self._snapshots.mount, folder, snapshot)
+            preparing = self.trees.prepare(folder, spec, is_restore=True)
+            tree, _ = await both(preparing, in_thread(self._snapshots.mount, folder, snapshot))
             reach("restore.image")
             frozen = await self._layers.mount(snapshot)
             reach("restore.layer")

@@ -42,9 +42,10 @@ from nagara.image.recorder import Touch
 from nagara.image.sources import import_image, memory_path, parse_source
 from nagara.image.trace import read_trace
 from nagara.image.tracing import wants_recording
+from nagara.node.far_images import far_image
 from nagara.node.files_read import difference, touched_bytes, with_recorded
 from nagara.store.errors import AbsentError
-from nagara.store.roots import fetch_root, read_list, read_root, write_root
+from nagara.store.roots import read_list, read_root, write_root
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -55,7 +56,6 @@ _PART = "#"  # between a replica's folder and the number of what it holds
 _TREES_KEPT = 4  # of an app: the newest
 _INDEX_CHARS = 20  # of a base32 digest: 100 bits
 _BYTES_PER_LISTED = 40
-_ASK_S = 5.0  # a start waits for the zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class NodeImages:
                 return found
             folder = self._models / model.name
             if not folder.is_dir():
-                if (found := far_image(store, name)) is not None:
+                if (found := self._far_image(store, name)) is not None:
                     return found
                 raise BadImageError(
                     "there is no such model on this machine, nor in its zone",
@@ -223,7 +223,7 @@ class NodeImages:
         with _named(spec.image):
             store = self.opened().store(spec.tenant)
             name = app_image(spec.app, spec.image_index)
-            image = _local_image(store, name) or far_image(store, name)
+            image = _local_image(store, name) or self._far_image(store, name)
             if image is None:
                 self.bring(ImageOrder(spec.tenant, spec.app, spec.image))
                 image = _local_image(store, name)
@@ -253,6 +253,14 @@ class NodeImages:
         kind = spec.image.partition(":")[0]
         before = self._tiers(spec.tenant) if any(each.is_lazy for each in mounted) else ()
         return ReplicaImages(tuple(mounted), kind, before)
+
+    def _far_image(self, store: Store, name: str) -> Image | None:
+        """From the zone, whose machines could as well order us to run something: what they have
+        read and found good need not be read again."""
+        image = far_image(store, name)
+        if image is not None and store.transfer.is_zone_alone:
+            self.opened().trust(store.local.tenant, image)
+        return image
 
     def _mounted(
         self, mounts: ImageMounts, replica: str, tenant: str, wanted: list[Image], *,
@@ -325,7 +333,7 @@ class NodeImages:
                 if touches is not None:
                     with self._tracing:
                         self.opened().add_touches(each, touches)
-                self.opened().fill(each)
+                self.opened().fill(each, at_leisure=True)
             except (NagaraError, OSError) as error:
                 _log.warning("%s: its trace is not kept: %s", each.image.name, error)
 
@@ -443,24 +451,6 @@ def _local_image(store: Store, name: str) -> Image | None:
 def model_image(model: ModelMount) -> str:
     """The name of a model's image."""
     return f"model.{model.name}.{model.digest.removeprefix('sha256:')[:_INDEX_CHARS]}"
-
-
-def far_image(store: Store, name: str) -> Image | None:
-    """An image that a tier has, made one of this machine; its contents come when they are read."""
-    if not store.transfer.tiers:
-        return None
-    deadline_s = time.monotonic() + _ASK_S
-    try:
-        root = fetch_root(store, "images", name, deadline_s)
-        for listing in root.lists:  # the collection reads them
-            store.ensure(listing, deadline_s)
-        write_root(store.local, root)
-        return image_from(root)
-    except AbsentError:
-        return None
-    except NagaraError as error:
-        _log.warning("%s: no image from elsewhere: %s", name, error)
-        return None
 
 
 @contextmanager
