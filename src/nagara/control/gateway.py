@@ -48,6 +48,7 @@ ROUTED_BODY_S = 60.0  # how long a body may take whose model decides where it go
 _HELD_BODY_BYTES = 128 * 1024  # what a held request's unread body may occupy in buffers
 _PIECE_BYTES = 256 * 1024
 _TRIES = 3
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 _CLIENT_WENT = 499  # in figures and traces only
 
 _log = logging.getLogger(__name__)
@@ -231,7 +232,8 @@ class Gateway:
     # -- one request -----------------------------------------------------------------------
 
     async def _serve(self, call: _Call) -> web.StreamResponse:
-        """Holds the request until it has a credit, then sends it; again if it never left."""
+        """Holds the request until it has a credit, then sends it; again if it never left, or was
+        lost with its replica and does no harm twice."""
         dispatcher = call.service.dispatcher
         dispatcher.demand.enter(call.arrived_s)
         try:
@@ -251,6 +253,11 @@ class Gateway:
                     _log.warning("%s: %s", endpoint.replica, error)
                     self._broken(call.target.app, endpoint.replica, error.what)
                     failed += 1
+                except _BrokeOffError as error:
+                    _log.info("%s: %s; asked again", grant.endpoint.replica, error.failure.message)
+                    failed += 1
+                    if failed == _TRIES:
+                        return error.failure.response(error.own)
                 finally:
                     dispatcher.release(grant.endpoint)
             raise Refusal(503, "no replica could be reached", code="unreachable", retry_after_s=1.0)
@@ -344,7 +351,24 @@ class Gateway:
         except (aiohttp.ClientError, ConnectionError) as error:
             what = f"the replica broke off: {error or type(error).__name__}"
             failure = Refusal(502, what, code="replica_failed")
+            if response is None and _may_be_repeated(call):
+                raise _BrokeOffError(failure, dict(own)) from error
             return _fail(request, response, failure, own, error)
+
+
+class _BrokeOffError(Exception):
+    """A replica was lost before it had answered a request that may be sent again."""
+
+    def __init__(self, failure: Refusal, own: dict[str, str]) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.own = own
+
+
+def _may_be_repeated(call: _Call) -> bool:
+    """Whether it does no harm to ask twice (RFC 9110, 9.2.2), and all of it is still here."""
+    has_all = call.body is not None or not call.request.body_exists
+    return has_all and call.request.method in _IDEMPOTENT
 
 
 def _begun(
