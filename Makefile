@@ -9,9 +9,10 @@ BIN := .venv/bin
 MODEL := $(NAGARA_STATE)/models/smollm2/nagara-model.json
 
 CHAOS_SECONDS ?= 600
+TEST_WORKERS ?= 2
 
-.PHONY: demo test test-servers test-cluster restores check chaos bench docs docs-test format screenshots \
-    setup model tools transcript clean
+.PHONY: demo test test-servers test-cluster restores check chaos bench docs docs-test format \
+    screenshots setup model tools transcript figures clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -30,17 +31,20 @@ help:
 	@echo "make screenshots  pictures of the page, into build/screenshots"
 	@echo "make format  format the code"
 	@echo "make transcript  README.md's output of nagara doctor, made anew here"
+	@echo "make figures  README.md's figures, measured anew here (root; some minutes)"
 	@echo "make setup   only the environment; make clean removes it"
 
 demo: model tools
 	$(BIN)/nagara demo
 
+# Tests wait more than they compute, and have folders, ports and namespaces of their own: two files
+# of them at a time. TEST_WORKERS=0 runs one after the other.
 test: check model tools
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile
 
 # Environments that cannot be made are named, and their tests skipped with the reason.
 test-servers: model tools
-	-$(BIN)/python scripts/environments.py caddy web vllm llama-node llama
+	-$(BIN)/python scripts/environments.py caddy qemu web vllm llama-node llama
 	NAGARA_SERVERS=1 $(BIN)/pytest tests/servers tests/whole/test_foreign.py \
 	    tests/node/test_foreign_servers.py tests/node/test_preflight.py
 
@@ -101,7 +105,11 @@ tools: setup
 	fi
 
 transcript: tools
-	$(BIN)/python scripts/transcript.py
+	$(BIN)/python scripts/readme.py transcript
+
+# On a quiet machine, as root: starts are measured with an emptied page cache.
+figures: model tools
+	$(BIN)/python scripts/readme.py figures --measure
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

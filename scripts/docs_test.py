@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "docs-test"
 _GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 PAGES = ("README.md", *(str(guide.relative_to(ROOT)) for guide in _GUIDES), "docs/guide.md",
-         "docs/command-line.md")  # fmt: skip
+         "docs/command-line.md", "docs/engine.md")  # fmt: skip
 EXTRAS = "smollm2,pool"
 _PAGE_S = 600
 _READY_S = 120

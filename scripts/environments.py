@@ -101,16 +101,16 @@ def _fetch_gguf(folder: Path) -> None:
 
 
 def _debian(folder: Path, wanted: str) -> None:
-    """A package's files, unpacked and not installed: no service is started."""
+    """Packages' files, unpacked and not installed: no service is started."""
     with tempfile.TemporaryDirectory() as work:
         if os.geteuid() == 0:  # apt fetches as a user of its own
             Path(work).chmod(0o777)
-        fetch = ["apt-get", "download", "-qq", wanted]
+        fetch = ["apt-get", "download", "-qq", *wanted.split()]
         if subprocess.run(fetch, cwd=work, check=False, stdout=sys.stderr).returncode:
             subprocess.run(["apt-get", "update", "-qq"], check=False, stdout=sys.stderr)
             subprocess.run(fetch, cwd=work, check=True, stdout=sys.stderr)
-        (package,) = Path(work).glob("*.deb")
-        _run("dpkg-deb", "--extract", str(package), str(folder))
+        for package in Path(work).glob("*.deb"):
+            _run("dpkg-deb", "--extract", str(package), str(folder))
 
 
 # How each is made, and of what; another list makes it anew.
@@ -120,6 +120,8 @@ RECIPES: dict[str, tuple[Callable[[Path, str], None], str]] = {
     "llama": (_llama, "llama-cpp-python[server]"),
     "llama-node": (_llama_node, "node-llama-cpp@3 @node-llama-cpp/linux-x64@3"),
     "caddy": (_debian, "caddy"),
+    # An emulator of CPUs other than this one, with those of its libraries that few machines have.
+    "qemu": (_debian, "qemu-user libcapstone4 liburing2"),
 }
 
 

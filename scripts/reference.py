@@ -25,6 +25,7 @@ from nagara.cli.command_examples import EXAMPLES
 from nagara.cli.errors_list import all_kinds, all_messages
 from nagara.cli.exit_codes import EXIT_CODES
 from nagara.cli.main import main as root_command
+from nagara.contract.machine import Offering
 from nagara.control import appfile, openapi, replicas
 from nagara.control.api import Api
 from nagara.control.metrics import Histogram
@@ -35,6 +36,7 @@ from nagara.engine import metrics as engine_metrics
 from nagara.engine.engine import EngineStats
 from nagara.pool import figures, poolfile
 from nagara.pool import states as machine_states
+from nagara.pool.machines import Machine
 from nagara.snapshot import states as device_states
 from nagara.store import configured
 
@@ -294,7 +296,10 @@ def control_metrics() -> str:
     )  # fmt: skip
     telemetry.occupancy.begin("x", "x", Use.BUSY, 0.0)
     pool = figures.Figures(0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
-    return telemetry.text([service]) + figures.metrics(pool)
+    offering = Offering("m", "p", "r", "h100", 8, 0.0)
+    machine = Machine("MACHINE", offering, machine_states.MachineState.READY, 1, 0.0)
+    machines = figures.machine_metrics([machine])
+    return telemetry.text([service]) + figures.metrics(pool) + machines
 
 
 def engine_text() -> str:

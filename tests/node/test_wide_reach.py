@@ -13,33 +13,9 @@ from nagara.snapshot.levelling import LEVEL_FLAGS, LEVEL_VARIABLE
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-# Loads what chooses code by the CPU, and has it compute.
-FIRST = """
-import ctypes, re, ssl, sys
-import numpy, torch
-numpy.random.rand(100_000).sum()
-some = torch.rand(256, 256)
-(some @ some).exp().sum()
-torch.nn.functional.linear(some.to(torch.bfloat16), some.to(torch.bfloat16))
+APPS = Path(__file__).parent.parent / "apps"
 
-def mapped(name):
-    for line in open("/proc/self/maps").read().splitlines():
-        if name in line:
-            return int(line.split("-")[0], 16), line.split()[-1]
-
-def chosen():
-    strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value
-    crypto = ctypes.CDLL(mapped("/libcrypto.so")[1])
-    crypto.OPENSSL_info.restype = ctypes.c_char_p
-    features = sys.modules["numpy._core._multiarray_umath"].__cpu_features__
-    wide = ("X86_V4", "AVX512_ICL")
-    return {
-        "torch": torch.backends.cpu.get_cpu_capability(),
-        "strlen": strlen - mapped("/libc.so.6")[0],
-        "openssl": crypto.OPENSSL_info(1008).decode().split()[0],
-        "numpy": [name for name, has in features.items() if has and name in wide],
-    }
-"""
+FIRST = (APPS / "chosen_code.py").read_text()
 CHOSEN = "answer = chosen()"
 # A register that stays in use while the thread is scheduled away.
 USES_AVX512 = """

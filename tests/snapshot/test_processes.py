@@ -11,7 +11,6 @@ import pytest
 from nagara.snapshot.device.cpu import CpuDevice
 from nagara.snapshot.device.simulated import SimulatedDevice
 from nagara.snapshot.facts import read_host_facts
-from nagara.snapshot.prefetch import prefetch
 from nagara.snapshot.processes import host_files, processes_of
 
 
@@ -83,8 +82,3 @@ def test_facts_of_this_host_are_plausible():
     assert facts.cache_line_bytes in (32, 64, 128, 256)
     assert facts.kernel_class.count(".") == 1
     assert facts.tools == ("runc 1.1.5",)
-
-
-def test_prefetch_counts_what_it_asked_for_and_passes_over_what_is_missing(tmp_path):
-    (tmp_path / "a").write_bytes(b"x" * 20_000_000)
-    assert prefetch([tmp_path / "a", tmp_path / "none"]) == 20_000_000

@@ -35,5 +35,5 @@ def test_what_a_command_writes_is_the_replicas_alone(up: Any) -> None:
     replica = headers["x-nagara-replica"]
     written = up.run("exec", replica, "sh", "-c", "echo x > /srv/of-the-replica; hostname")
     assert written.returncode == 0, written.stderr
-    assert up.run("exec", replica, "cat", "/srv/of-the-replica").stdout == "x\n"
+    assert up.run("exec", "obedient", "cat", "/srv/of-the-replica").stdout == "x\n"
     assert subprocess.run(["test", "-e", "/srv/of-the-replica"], check=False).returncode == 1

@@ -16,6 +16,8 @@ import click
 
 from nagara.base.errors import UsageError
 from nagara.base.folder_lock import only_holder
+from nagara.base.units import parse_size_bytes
+from nagara.cli.agent_record import recorded
 from nagara.cli.machine_checks import checks_of_machine, running_monitor
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
@@ -47,6 +49,14 @@ def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...])
         except ValueError:
             raise click.BadParameter(f"{address!r} is no IPv4 address", param=option) from None
     return given
+
+
+def size(_: click.Context, option: click.Parameter, given: str | None) -> int | None:
+    """Reads a size such as `200GB`."""
+    try:
+        return None if given is None else parse_size_bytes(given)
+    except UsageError as error:
+        raise click.BadParameter(error.what, param=option) from None
 
 
 @click.command()
@@ -86,6 +96,13 @@ def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...])
     help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
 )
 @click.option(
+    "--disk-budget",
+    metavar="SIZE",
+    callback=size,
+    help="Bound logs, store, snapshots and old versions of this machine together (200GB); what "
+    "nobody needs goes, the oldest first  [default: none]",
+)
+@click.option(
     "--cache",
     metavar="HOST:PORT",
     help="Serve this machine's images, models and snapshots to the others there.",
@@ -97,6 +114,7 @@ def agent(
     path: Path | None,
     allow_user: str | None,
     dns: tuple[str, ...],
+    disk_budget: int | None,
     listen: str | None,
     token_file: Path | None,
     certificates: Path | None,
@@ -122,6 +140,7 @@ def agent(
                 member = Member(token, certificates, serves_at)
             with serving_objects(settings.state / "store", member):
                 node = build_node(settings.state, dns, member)
+                node.budget.limit_bytes = disk_budget
                 served = _serve(
                     node, settings.state, socket, owner, offer, end_with_input=end_with_input
                 )
@@ -147,12 +166,15 @@ async def _serve(
             machine = LocalMachine(node, keeper_of(state), checks, monitor.take)
             agent = AgentServer(node, path, allowed_uids=allowed, owner=owner, machine=machine)
             servers: list[AgentServer | TcpAgentServer] = [agent]
+            address = ""
             if offer is not None:
                 servers.append(far := TcpAgentServer(node, *offer, machine=machine))
-                click.echo(f"nagara agent listens at {far.address}")
+                address = far.address
+                click.echo(f"nagara agent listens at {address}")
             for gap in (await node.facts()).missing:
                 _log.info("without %s", gap)
-            await _run(servers, end_with_input=end_with_input)
+            with recorded(state, address):
+                await _run(servers, end_with_input=end_with_input)
     finally:
         await node.close(stop_replicas=False)
 

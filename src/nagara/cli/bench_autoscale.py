@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from nagara.base.errors import UsageError
 from nagara.cli.bench_report import print_json
+from nagara.cli.text_file import read_text_file
 from nagara.control.replay.arrivals import GENERATORS, Request, generated
 from nagara.control.replay.comparison import Figures, Replay, Rival, compare
 from nagara.pool.simulate.trace import read_trace
@@ -73,11 +73,7 @@ def _requests(trace: str) -> list[Request]:
     kind, _, name = trace.partition(":")
     if kind == "gen":
         return generated(name)
-    try:
-        lines = Path(trace).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=trace) from error
-    return read_trace(lines, trace)
+    return read_trace(read_text_file(Path(trace)).splitlines(), trace)
 
 
 def _document(rival: Rival, own: Figures) -> dict[str, Any]:

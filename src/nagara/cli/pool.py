@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nagara.base.errors import UsageError
 from nagara.cli.bench_report import print_json
 from nagara.cli.settings import Settings
+from nagara.cli.text_file import read_text_file
 from nagara.control.client import connect
 
 if TYPE_CHECKING:
@@ -183,10 +183,7 @@ def _recorded(file: Path, shape: "DemandShape") -> tuple[list["Claim"], "DemandS
     from nagara.pool.simulate.claims import dispersion
     from nagara.pool.simulate.trace import claims_of, read_trace
 
-    try:
-        requests = read_trace(file.read_text().splitlines(), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(file)) from error
+    requests = read_trace(read_text_file(file).splitlines(), str(file))
     claims = claims_of(requests)
     hours = max(requests[-1][0], 60.0) / 3600
     measured = max(1.0, dispersion(claims, mean_over=min(60, int(hours * 60))))

@@ -13,17 +13,20 @@ import pwd
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import click
 
 from nagara.base.errors import NagaraError, UsageError
 from nagara.base.linux import die_with_parent
-from nagara.cli.agent import addresses, agent_socket
+from nagara.cli.agent import addresses, agent_socket, size
 from nagara.cli.reaching import agent_options, reached, wanted
 from nagara.cli.settings import Settings
+from nagara.cli.text_file import read_text_file
 from nagara.contract.node import NodeUnavailableError
 from nagara.contract.replica import ModelMount
+from nagara.control.auth import TOKEN_FILE
 from nagara.control.control import Control, Ready
 from nagara.image.models import find_model
 from nagara.node.remote_node import RemoteNode
@@ -54,6 +57,12 @@ _log = logging.getLogger(__name__)
     "pool_file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Keep machines ready as this pool file says, beside or instead of this one.",
+)
+@click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Use the machines of the Ray cluster there, too: auto, HOST:PORT, ray://HOST:PORT; head "
+    "(or head:PORT) starts one on this machine that others can join.",
 )
 @click.option(
     "--auth",
@@ -108,6 +117,20 @@ _log = logging.getLogger(__name__)
     callback=addresses,
     help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
 )
+@click.option(
+    "--callback-host",
+    metavar="HOST",
+    multiple=True,
+    help="A host that queued requests may have called back, by name or pattern (*.example.com); "
+    "may be repeated  [default: none]",
+)
+@click.option(
+    "--disk-budget",
+    metavar="SIZE",
+    callback=size,
+    help="Bound logs, store, snapshots and old versions of this machine together (200GB); what "
+    "nobody needs goes, the oldest first  [default: none]",
+)
 @click.option("--keep-replicas", is_flag=True, help="Leave ready replicas running at the end.")
 @click.option("--end-with-parent", is_flag=True, hidden=True)
 @click.pass_obj
@@ -118,6 +141,7 @@ def up(
     port: int,
     slots: int | None,
     pool_file: Path | None,
+    cluster: str | None,
     auth: str,
     socket: Path | None,
     token_file: Path | None,
@@ -127,6 +151,8 @@ def up(
     database: str | None,
     otlp: str | None,
     dns: tuple[str, ...],
+    disk_budget: int | None,
+    callback_host: tuple[str, ...],
     keep_replicas: bool,
     end_with_parent: bool,
 ) -> None:
@@ -137,10 +163,10 @@ def up(
     if end_with_parent:
         die_with_parent(signal.SIGTERM)
     app_file = _read(file)
-    wish = wanted(slots, pool_file, token_file, certificates)
+    wish = wanted(slots, pool_file, cluster, token_file, certificates)
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     settings.state.mkdir(parents=True, exist_ok=True)
-    options = agent_options(wish, cache, socket, dns)
+    options = agent_options(wish, cache, socket, dns, disk_budget)
 
     async def run() -> None:
         async with (
@@ -150,19 +176,12 @@ def up(
             if user:
                 _become(user, settings.state)
             control = Control(
-                settings.state,
-                RemoteNode(path),
-                machines.pool,
-                nodes=machines.nodes,
-                host=host,
-                port=port,
-                models=_finder(settings.models_dir),
-                auth=auth,
-                otlp=otlp,
-                database=database,
-            )
+                *(settings.state, RemoteNode(path), machines.pool),
+                nodes=machines.nodes, host=host, port=port, models=_finder(settings.models_dir),
+                auth=auth, otlp=otlp, database=database, callback_hosts=callback_host,
+            )  # fmt: skip
             _stop_on_signal(control, keep=keep_replicas, is_tied=end_with_parent)
-            await control.run(_announce, app_file=app_file)
+            await control.run(partial(_announce, settings.state), app_file=app_file)
 
     asyncio.run(run())
 
@@ -170,10 +189,7 @@ def up(
 def _read(file: Path | None) -> tuple[str, str] | None:
     if file is None:
         return None
-    try:
-        return file.read_text(), str(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(file)) from error
+    return read_text_file(file, hint="nagara init writes one to begin with"), str(file)
 
 
 def _finder(models_dir: Path) -> Callable[[str], ModelMount]:
@@ -183,8 +199,9 @@ def _finder(models_dir: Path) -> Callable[[str], ModelMount]:
     return find
 
 
-def _announce(ready: Ready) -> None:
+def _announce(state: Path, ready: Ready) -> None:
     click.echo(f"nagara serves at {ready.url}")
+    click.echo(f"its page is there, too; the admin token: {state / TOKEN_FILE}")
     if ready.api_key:
         click.echo(f"API key: {ready.api_key}")
 

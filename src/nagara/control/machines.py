@@ -18,6 +18,7 @@ from nagara.contract.node import Node, NodeError, NodeUnavailableError, ReplicaG
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    DiskReport,
     ImageOrder,
     ImageReport,
     Lease,
@@ -203,6 +204,10 @@ class Machines:
         """A machine that does not answer in time is left out."""
         asked = [self._own.usage(), *(self._usage_of(machine) for machine in self._others())]
         return tuple(usage for found in await asyncio.gather(*asked) for usage in found)
+
+    async def disk(self) -> DiskReport:
+        """Of this machine: another one keeps to its own budget."""
+        return await self._own.disk()
 
     async def _usage_of(self, machine: Machine) -> tuple[ReplicaUsage, ...]:
         try:

@@ -36,19 +36,20 @@ from nagara.image.file_memory import FileMemory
 from nagara.image.images import Added, Image, find_image, image_from, list_images, remove_image
 from nagara.image.lazy_layer import DaemonError
 from nagara.image.model_import import import_model
-from nagara.image.mounting import ImageMounts, MountedImage
+from nagara.image.mounting import ImageMounts, MountedImage, data_layers
 from nagara.image.mounts import mount_points
 from nagara.image.recorder import Touch
 from nagara.image.sources import import_image, memory_path, parse_source
 from nagara.image.trace import read_trace
 from nagara.image.tracing import wants_recording
 from nagara.node.far_images import far_image
+from nagara.node.files_read import difference, touched_bytes, with_recorded
 from nagara.store.errors import AbsentError
-from nagara.store.names import CHUNK_BYTES, ObjectName
 from nagara.store.roots import read_list, read_root, write_root
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
+APP_IMAGES = "app."  # how their names begin
 HOST = "host"
 STORED = "image:"  # an image that was imported under a name before
 _PART = "#"  # between a replica's folder and the number of what it holds
@@ -75,7 +76,7 @@ class ReplicaImages:
 
     @property
     def data_layers(self) -> tuple[Path, ...]:
-        return tuple(dict.fromkeys(d for each in self.mounted for d in each.data_layers))
+        return data_layers(self.mounted)
 
     @property
     def is_lazy(self) -> bool:
@@ -99,7 +100,7 @@ class NodeImages:
         self._opening = threading.Lock()
         self._importing = threading.Lock()
         self._tracing = threading.Lock()
-        self._traces: dict[ObjectName, list[Touch]] = {}
+        self._traces: dict[str, list[Touch]] = {}  # by the trace's name
         self._bringing: dict[str, Callable[[], str]] = {}
 
     def bringing(self) -> tuple[str, ...]:
@@ -283,27 +284,27 @@ class NodeImages:
         way = images.mounted[-1].way if not images.is_lazy else "lazy"
         recorded = self._recorded(images, tenant)
         if not images.is_lazy:
-            files = FilesReport(
-                images.kind, way, objects, size,
-                recorded_objects=len({name for name, _ in recorded}) if recorded else None,
-                recorded_bytes=sum(map(_touched_bytes, recorded)) if recorded else None,
-            )  # fmt: skip
-            return files, lambda: None
+            files = FilesReport(images.kind, way, objects, size)
+            return with_recorded(files, recorded), lambda: None
         touched = {each.holder: self._touched(each) for each in images.mounted}
         reads = [touch for touches in touched.values() for touch in touches or ()]
         progress = [self.opened().progress(each) for each in images.mounted]
-        is_counted = all(touches is not None for touches in touched.values())
+        is_counted = all(touches is not None for touches in touched.values()) and not any(
+            each.passing for each in images.mounted
+        )
         report = FilesReport(
             kind=images.kind,
             way=way,
             objects=objects,
             size_bytes=size,
             read_objects=len({name for name, _ in reads}) if is_counted else None,
-            read_bytes=sum(map(_touched_bytes, reads)) if is_counted else None,
+            read_bytes=sum(map(touched_bytes, reads)) if is_counted else None,
             prefetched_objects=sum(each.objects for each in progress),
             prefetched_bytes=sum(each.bytes for each in progress),
-            tiers=_difference(images.before, self._tiers(tenant)),
+            tiers=difference(images.before, self._tiers(tenant)),
         )
+        if not is_counted:
+            report = with_recorded(report, recorded)
         return report, lambda: self._afterwards(images, touched)
 
     def _recorded(self, images: ReplicaImages, tenant: str) -> list[Touch]:
@@ -313,22 +314,23 @@ class NodeImages:
             trace = each.image.trace
             if trace is None:
                 continue
-            if trace not in self._traces:
+            if str(trace) not in self._traces:
                 try:
                     raw = self.opened().store(tenant).read(trace)
                     objects = read_trace(raw).objects
                 except NagaraError as error:
                     _log.warning("the trace of %s is not used: %s", each.image.name, error)
                     continue
-                self._traces[trace] = [(n, c) for n, chunks in objects for c in chunks or (0,)]
-            found += self._traces[trace]
+                self._traces[str(trace)] = [(n, c) for n, chunks in objects for c in chunks or (0,)]
+            found += self._traces[str(trace)]
         return found
 
     def _afterwards(self, images: ReplicaImages, touched: dict[str, list[Touch] | None]) -> None:
         """Keeps what the start touched as the images' trace, and fetches the rest of them."""
         for each in images.mounted:
             try:
-                if touches := touched[each.holder]:
+                touches = touched[each.holder]
+                if touches is not None:
                     with self._tracing:
                         self.opened().add_touches(each, touches)
                 self.opened().fill(each, at_leisure=True)
@@ -436,7 +438,7 @@ class NodeImages:
 
 def app_image(app: str, index: str) -> str:
     """The name of one of an app's images."""
-    return f"app.{app}.{index[:_INDEX_CHARS]}"
+    return f"{APP_IMAGES}{app}.{index[:_INDEX_CHARS]}"
 
 
 def _local_image(store: Store, name: str) -> Image | None:
@@ -449,27 +451,6 @@ def _local_image(store: Store, name: str) -> Image | None:
 def model_image(model: ModelMount) -> str:
     """The name of a model's image."""
     return f"model.{model.name}.{model.digest.removeprefix('sha256:')[:_INDEX_CHARS]}"
-
-
-def _touched_bytes(touch: Touch) -> int:
-    name, chunk = touch
-    if not name.is_chunked:
-        return name.size
-    return min(CHUNK_BYTES, name.size - chunk * CHUNK_BYTES)
-
-
-def _difference(before: tuple[TierRead, ...], after: tuple[TierRead, ...]) -> tuple[TierRead, ...]:
-    earlier = {each.tier: each for each in before}
-    none = TierRead("", 0, 0)
-    changes = (
-        TierRead(
-            each.tier,
-            each.objects - earlier.get(each.tier, none).objects,
-            each.size_bytes - earlier.get(each.tier, none).size_bytes,
-        )
-        for each in after
-    )
-    return tuple(each for each in changes if each.objects > 0)
 
 
 @contextmanager
