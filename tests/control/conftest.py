@@ -89,10 +89,6 @@ class Stand:
         async with self.client.get(path, **arguments) as answer:
             return answer.status, await answer.read()
 
-    async def post(self, path: str, **arguments: Any) -> tuple[int, bytes]:
-        async with self.client.post(path, **arguments) as answer:
-            return answer.status, await answer.read()
-
     def replica(self) -> FakeReplica:
         """The one replica there is."""
         (replica,) = self.node.live.values()

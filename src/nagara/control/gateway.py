@@ -39,7 +39,7 @@ from nagara.control.routing import (
 from nagara.control.telemetry import Telemetry
 from nagara.control.token_tally import TokenTally
 from nagara.control.tracing import Span
-from nagara.control.upstream import DialError
+from nagara.control.upstream import BrokenOffError, DialError
 from nagara.control.web_page import APART
 from nagara.control.websocket import relay_websocket
 
@@ -48,7 +48,6 @@ ROUTED_BODY_S = 60.0  # how long a body may take whose model decides where it go
 _HELD_BODY_BYTES = 128 * 1024  # what a held request's unread body may occupy in buffers
 _PIECE_BYTES = 256 * 1024
 _TRIES = 3
-_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 _CLIENT_WENT = 499  # in figures and traces only
 
 _log = logging.getLogger(__name__)
@@ -78,6 +77,7 @@ class _Call:
     replica: str = ""  # the one that was asked last
     queue_s: float = 0.0
     span: Span | None = None
+    may_repeat: bool = False  # its method allows it, and it was not repeated yet
 
 
 class Gateway:
@@ -232,13 +232,17 @@ class Gateway:
     # -- one request -----------------------------------------------------------------------
 
     async def _serve(self, call: _Call) -> web.StreamResponse:
-        """Holds the request until it has a credit, then sends it; again if it never left, or was
-        lost with its replica and does no harm twice."""
+        """Holds the request until it has a credit, then sends it; again if it never left.
+
+        One that broke off is sent a second time, to another replica if there is one, where that
+        does no harm. Not more often: it may be the request that ends replicas.
+        """
         dispatcher = call.service.dispatcher
         dispatcher.demand.enter(call.arrived_s)
         try:
             failed = 0
             is_retry = False
+            call.may_repeat = hop.is_idempotent(call.request.method, call.request.headers)
             while failed < _TRIES:
                 grant = await dispatcher.acquire(
                     _held_bytes(call), arrived_s=call.arrived_s, is_retry=is_retry
@@ -253,11 +257,10 @@ class Gateway:
                     _log.warning("%s: %s", endpoint.replica, error)
                     self._broken(call.target.app, endpoint.replica, error.what)
                     failed += 1
-                except _BrokeOffError as error:
-                    _log.info("%s: %s; asked again", grant.endpoint.replica, error.failure.message)
-                    failed += 1
-                    if failed == _TRIES:
-                        return error.failure.response(error.own)
+                except BrokenOffError as error:
+                    _log.warning("%s: %s; asking again", grant.endpoint.replica, error.what)
+                    call.may_repeat = False
+                    dispatcher.pause(grant.endpoint)
                 finally:
                     dispatcher.release(grant.endpoint)
             raise Refusal(503, "no replica could be reached", code="unreachable", retry_after_s=1.0)
@@ -350,25 +353,11 @@ class Gateway:
             return _fail(request, response, failure, own, error)
         except (aiohttp.ClientError, ConnectionError) as error:
             what = f"the replica broke off: {error or type(error).__name__}"
+            is_sent_on = response is not None and response.prepared
+            if call.may_repeat and not is_sent_on and (data is None or call.body is not None):
+                raise BrokenOffError(what) from error
             failure = Refusal(502, what, code="replica_failed")
-            if response is None and _may_be_repeated(call):
-                raise _BrokeOffError(failure, dict(own)) from error
             return _fail(request, response, failure, own, error)
-
-
-class _BrokeOffError(Exception):
-    """A replica was lost before it had answered a request that may be sent again."""
-
-    def __init__(self, failure: Refusal, own: dict[str, str]) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-        self.own = own
-
-
-def _may_be_repeated(call: _Call) -> bool:
-    """Whether it does no harm to ask twice (RFC 9110, 9.2.2), and all of it is still here."""
-    has_all = call.body is not None or not call.request.body_exists
-    return has_all and call.request.method in _IDEMPOTENT
 
 
 def _begun(
