@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nagara.base.errors import NagaraError, UsageError
@@ -204,14 +204,16 @@ def _replaced(there: Entries, entry: dict[str, object]) -> Iterator[str]:
 
 
 @contextmanager
-def serving_objects(store: Path, member: Member) -> Iterator[None]:
+def serving_objects(store: Path, member: Member) -> Iterator[Member]:
     """Serves the store in `store` to the zone for as long as the block lasts, if it is to be.
+
+    Gives the member as which the machine then serves: with the port that was free.
 
     Raises:
         UsageError: without a token others would be served; or it cannot listen there.
     """
     if member.serves_at is None:
-        yield
+        yield member
         return
     host, port = member.serves_at
     if member.token is None and host not in ("127.0.0.1", "::1", "localhost"):
@@ -234,7 +236,7 @@ def serving_objects(store: Path, member: Member) -> Iterator[None]:
     thread = threading.Thread(target=server.run, name="serve objects", daemon=True)
     thread.start()
     try:
-        yield
+        yield replace(member, serves_at=(host, server.port))
     finally:
         server.close()
         thread.join()
