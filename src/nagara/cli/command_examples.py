@@ -67,6 +67,7 @@ EXAMPLES: dict[str, str] = {
     "bench autoscale": "nagara bench autoscale --trace gen:bursts --cold-start 5",
     "bench gateway": "nagara bench gateway --rounds 3",
     "bench clones": "sudo nagara bench clones --clones 8",
+    "bench cluster": "sudo nagara bench cluster --machines 3",
     "bench device": "nagara bench device --device sim",
     "bench weights": "nagara bench weights --runs 3",
     "bench planner": "nagara bench planner --runs 3 --json",
