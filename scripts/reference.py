@@ -27,6 +27,7 @@ from nagara.cli.exit_codes import EXIT_CODES
 from nagara.cli.main import main as root_command
 from nagara.control import appfile, openapi, replicas
 from nagara.control.api import Api
+from nagara.control.figures_api import disk_text
 from nagara.control.metrics import Histogram
 from nagara.control.occupancy import Use
 from nagara.control.telemetry import Telemetry
@@ -294,7 +295,8 @@ def control_metrics() -> str:
     )  # fmt: skip
     telemetry.occupancy.begin("x", "x", Use.BUSY, 0.0)
     pool = figures.Figures(0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
-    return telemetry.text([service]) + figures.metrics(pool)
+    disk = {"limit_bytes": 1, "parts": {"logs": 1}, "removed": {"log": 1}}
+    return telemetry.text([service]) + disk_text(disk) + figures.metrics(pool)
 
 
 def engine_text() -> str:
