@@ -25,6 +25,7 @@ from nagara.cli.command_examples import EXAMPLES
 from nagara.cli.errors_list import all_kinds, all_messages
 from nagara.cli.exit_codes import EXIT_CODES
 from nagara.cli.main import main as root_command
+from nagara.contract.machine import Offering
 from nagara.control import appfile, openapi, replicas
 from nagara.control.api import Api
 from nagara.control.figures_api import disk_text
@@ -36,6 +37,7 @@ from nagara.engine import metrics as engine_metrics
 from nagara.engine.engine import EngineStats
 from nagara.pool import figures, poolfile
 from nagara.pool import states as machine_states
+from nagara.pool.machines import Machine
 from nagara.snapshot import states as device_states
 from nagara.store import configured
 
@@ -51,6 +53,7 @@ VARIABLES = {
     "NAGARA_REPLICA": "given to replicas: their name",
     "NAGARA_REPLICA_TOKEN": "for an engine without nagara: the token for `/sleep` and `/wake`",
     "NAGARA_REPLICA_TOKEN_FILE": "given to replicas: the file with their own token",
+    "NAGARA_ENVIRONMENTS": "the folder of the environments of servers that are measured and tested",
     "NAGARA_HOOK_SOCKET": "given to replicas: where their processes listen for snapshot hooks",
     "NAGARA_FAULT_FILE": "for tests: a file that says at which moment a process is to fail",
     "NAGARA_DATABASE": "where the state is kept, as `nagara up --database`",
@@ -295,8 +298,12 @@ def control_metrics() -> str:
     )  # fmt: skip
     telemetry.occupancy.begin("x", "x", Use.BUSY, 0.0)
     pool = figures.Figures(0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+    offering = Offering("m", "p", "r", "h100", 8, 0.0)
+    machine = Machine("MACHINE", offering, machine_states.MachineState.READY, 1, 0.0)
+    machines = figures.machine_metrics([machine])
     disk = {"limit_bytes": 1, "parts": {"logs": 1}, "removed": {"log": 1}}
-    return telemetry.text([service]) + disk_text(disk) + figures.metrics(pool)
+    own = telemetry.text([service]) + disk_text(disk)
+    return own + figures.metrics(pool) + machines
 
 
 def engine_text() -> str:

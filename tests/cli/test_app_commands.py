@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from nagara import __version__
 from nagara.cli.logs import news
+from nagara.cli.machines import _row
 from nagara.cli.main import main
 from nagara.contract.replica import FilesReport, TierRead
 from nagara.control.client import connect
@@ -217,3 +219,34 @@ def test_an_image_is_brought_at_deployment_and_the_version_names_its_tree(
             return
         time.sleep(0.01)
     raise TimeoutError("the new version does not come")
+
+
+def test_machines_are_listed_with_what_runs_there(nagara: Command, node: FakeNode) -> None:
+    shown = nagara("machines")
+    assert "machine" in shown.stdout
+    assert "ready" in shown.stdout
+    assert "here" in shown.stdout
+    (machine,) = json.loads(nagara("machines", "--json").stdout)
+    assert machine["version"] == __version__
+    assert (machine["leased"], machine["devices"]) == (0, 4)
+    assert "heard_ago_s" in machine
+
+
+def test_what_is_wrong_with_a_machine_is_in_its_row() -> None:
+    machine: dict[str, Any] = {
+        "name": "p-1", "address": "tcp://m1:9300", "state": "ready", "leased": 1, "devices": 2,
+        "heard_ago_s": 2.4, "version": "0.1.0", "reason": "", "kept_out": ["unknown code 99"],
+        "is_silent": True,
+        "checks": {"kind": "boot", "results": [
+            {"name": "disk", "outcome": "fail", "detail": "5 MB/s"},
+            {"name": "memory", "outcome": "pass", "detail": ""},
+        ]},
+    }  # fmt: skip
+    assert _row(machine) == (
+        "p-1", "tcp://m1:9300", "ready", "1/2", "2 s ago", "0.1.0",
+        "unknown code 99; does not answer; disk: 5 MB/s",
+    )  # fmt: skip
+    machine |= {"kept_out": [], "is_silent": False, "heard_ago_s": None, "version": ""}
+    machine["checks"]["results"].pop(0)
+    assert _row(machine)[4:] == ("not yet", "?", "boot checks passed")
+    assert _row({**machine, "checks": None})[6] == "not checked"

@@ -14,7 +14,7 @@ from nagara.contract.machine import (
 from nagara.pool.actions import NoSlot
 from nagara.pool.demandclass import ANY, DemandClass
 from nagara.pool.errors import IllegalEventError, UnknownMachineError
-from nagara.pool.figures import metrics
+from nagara.pool.figures import machine_metrics, metrics
 from nagara.pool.providers.simulated import SimulatedProvider, Trait, a_market
 from nagara.pool.states import MachineState
 from nagara.testing.clock import JumpingClock
@@ -268,6 +268,15 @@ async def test_the_figures_are_metrics_too() -> None:
         text = metrics(figures)
         assert "nagara_pool_claims_total 2\n" in text
         assert f"nagara_pool_level {figures.level}\n" in text
+        table = world.service.core.table
+        text = machine_metrics(table)
+        ready = sum(one.state is MachineState.READY for one in table)
+        assert f'nagara_pool_machines_by_state{{state="ready"}} {ready}\n' in text
+        (leased,) = (one.name for one in table if one.held)
+        label = f'{{machine="{leased}",type="{table.named(leased).offering.type}"}}'
+        assert f"nagara_machine_leased{label} 1\n" in text
+        assert f"nagara_machine_silent{label} 0\n" in text
+        assert set(world.service.heard_ago()) == {one.name for one in table}
 
 
 async def test_an_unknown_error_of_one_provider_does_not_end_the_search() -> None:

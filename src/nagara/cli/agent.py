@@ -17,6 +17,7 @@ import click
 from nagara.base.errors import UsageError
 from nagara.base.folder_lock import only_holder
 from nagara.base.units import parse_size_bytes
+from nagara.cli.agent_record import recorded
 from nagara.cli.machine_checks import checks_of_machine, running_monitor
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
@@ -123,7 +124,7 @@ def agent(
     """Run this machine's node agent alone."""
     owner = _user_id(allow_user) if allow_user else None
     at = None if listen is None else split_address(listen, is_own=True)
-    serves_at = None if cache is None else split_address(cache)
+    serves_at = None if cache is None else split_address(cache, is_own=True)
     if at is None and serves_at is None and (token_file or certificates):
         raise UsageError("other machines are not served", hint="add --listen HOST:PORT")
     hint = "another agent serves this state folder: is `nagara up` running already?"
@@ -137,7 +138,7 @@ def agent(
                 offer = None if at is None else (*at, cluster)
                 token = member_token(cluster.token.value.encode())
                 member = Member(token, certificates, serves_at)
-            with serving_objects(settings.state / "store", member):
+            with serving_objects(settings.state / "store", member) as member:
                 node = build_node(settings.state, dns, member)
                 node.budget.limit_bytes = disk_budget
                 served = _serve(
@@ -165,12 +166,15 @@ async def _serve(
             machine = LocalMachine(node, keeper_of(state), checks, monitor.take)
             agent = AgentServer(node, path, allowed_uids=allowed, owner=owner, machine=machine)
             servers: list[AgentServer | TcpAgentServer] = [agent]
+            address = ""
             if offer is not None:
                 servers.append(far := TcpAgentServer(node, *offer, machine=machine))
-                click.echo(f"nagara agent listens at {far.address}")
+                address = far.address
+                click.echo(f"nagara agent listens at {address}")
             for gap in (await node.facts()).missing:
                 _log.info("without %s", gap)
-            await _run(servers, end_with_input=end_with_input)
+            with recorded(state, address):
+                await _run(servers, end_with_input=end_with_input)
     finally:
         await node.close(stop_replicas=False)
 

@@ -9,6 +9,7 @@ import click
 EXAMPLES: dict[str, str] = {
     "demo": "nagara demo",
     "up": "sudo nagara up examples/smollm2.toml --port 8080",
+    "machines": "nagara machines --json",
     "agent": "sudo nagara agent --socket /run/nagara/agent.sock --allow-user nagara",
     "deploy": "nagara deploy nagara.toml",
     "apps": "nagara apps --json",

@@ -49,6 +49,9 @@ COMMANDS: dict[str, Entry] = {
     "device": Entry(
         "nagara.cli.device:device", "Show this machine's devices, and try saving on them out."
     ),
+    "machines": Entry(
+        "nagara.cli.machines:machines", "List the machines: where they are, and how they do."
+    ),
     "pool": Entry("nagara.cli.pool:pool", "Show and steer the machines that are kept ready."),
     "bench": Entry("nagara.cli.bench:bench", "Measure; every figure of the README comes from it."),
     "doctor": Entry("nagara.cli.doctor:doctor", "Try out what this machine can do; list leaks."),

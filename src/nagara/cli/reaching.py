@@ -1,25 +1,41 @@
 """The machines that `nagara up` may use, and the ways to their agents.
 
-This one, and those that a pool file's providers have. Files are read here, before the control
-process gives up its rights.
+This one, those that a pool file's providers have, and those of a Ray cluster. Files are read here,
+before the control process gives up its rights.
 """
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import click
 
 from nagara.base.errors import UsageError
+from nagara.cli.cluster.engine import RayEngine, RaySettings, require_ray
+from nagara.cli.cluster.head import PORT, own_head
 from nagara.node.network.address import is_tcp, socket_path
 from nagara.node.network.client import AgentNetwork
-from nagara.node.network.membership import read_membership
+from nagara.node.network.membership import Membership, read_membership
 from nagara.node.remote_machine import RemoteMachine
 from nagara.node.remote_node import RemoteNode
 from nagara.node.transport import Transport, UnixTransport
-from nagara.pool.poolfile import PoolFile, open_providers, own_slots, read_pool_file
+from nagara.pool.poolfile import (
+    Engines,
+    PoolFile,
+    open_providers,
+    own_slots,
+    ray_tables,
+    read_pool_file,
+)
 from nagara.pool.providers.local import own_offering
+from nagara.pool.providers.ray import RayProvider
 from nagara.pool.setup import PoolSetup
+from nagara.pool.sizing import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +44,14 @@ class Wanted:
 
     slots: int | None
     file: PoolFile | None
+    cluster: str | None
     token_file: Path | None
     certificates: Path | None
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there may be machines beside this one."""
+        return self.file is not None or self.cluster is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +63,32 @@ class Reached:
 
 
 def wanted(
-    slots: int | None, pool_file: Path | None, token_file: Path | None, certificates: Path | None
+    slots: int | None,
+    pool_file: Path | None,
+    cluster: str | None,
+    token_file: Path | None,
+    certificates: Path | None,
 ) -> Wanted:
     """Raises `UsageError` for what does not go together, and for a bad pool file."""
     file = None if pool_file is None else read_pool_file(pool_file)
     if file is not None and slots is not None:
         raise UsageError("the pool file says how many slots there are", where="--slots")
-    if file is None and (token_file or certificates):
+    wish = Wanted(slots, file, cluster, token_file, certificates)
+    if not wish.has_others and (token_file or certificates):
         raise UsageError(
-            "there are no other machines to be reached", hint="name them in a pool file: --pool"
+            "there are no other machines to be reached", hint="name them: --pool or --cluster"
         )
-    return Wanted(slots, file, token_file, certificates)
+    in_ray = [] if file is None else ray_tables(file)
+    if cluster is not None and file is not None and not in_ray:
+        raise UsageError(
+            "the pool file has no provider of the kind ray", where="--cluster",
+            hint='add [provider.cluster] with kind = "ray" to it',
+        )  # fmt: skip
+    if cluster is None and any("address" not in one for one in in_ray):
+        raise UsageError("the cluster's address is not said", hint="add --cluster ADDRESS")
+    if cluster is not None or in_ray:
+        require_ray()
+    return wish
 
 
 @asynccontextmanager
@@ -63,9 +100,11 @@ async def reached(state: Path, agent: Path, wish: Wanted) -> AsyncIterator[Reach
     """
     async with AsyncExitStack() as stack:
         network: AgentNetwork | None = None
-        if wish.file is not None:
+        engines: Engines | None = None
+        if wish.has_others:
             member = read_membership(state, wish.token_file, wish.certificates)
             network = await stack.enter_async_context(AgentNetwork(member))
+            engines = await _engines(state, wish, member, stack)
 
         def transport(address: str) -> Transport:
             if network is not None and is_tcp(address):
@@ -75,18 +114,64 @@ async def reached(state: Path, agent: Path, wish: Wanted) -> AsyncIterator[Reach
         def agents(name: str, address: str) -> RemoteMachine:
             return RemoteMachine(transport(address))
 
-        yield Reached(_pool(state, wish, agents), lambda address: RemoteNode(transport(address)))
+        pool = _pool(state, wish, agents, engines)
+        yield Reached(pool, lambda address: RemoteNode(transport(address)))
 
 
-def _pool(state: Path, wish: Wanted, agents: Callable[[str, str], RemoteMachine]) -> PoolSetup:
-    """This machine, and what a pool file has beside or instead of it."""
+def _pool(
+    state: Path,
+    wish: Wanted,
+    agents: Callable[[str, str], RemoteMachine],
+    engines: Engines | None,
+) -> PoolSetup:
+    """This machine, and what there is beside or instead of it."""
     file = wish.file
-    if file is None:
-        count = wish.slots or max(4, len(os.sched_getaffinity(0)))
-        return PoolSetup(own_offering(count, state), agents)
-    here = own_slots(file)
-    own = None if here is None else own_offering(here, state)
-    return PoolSetup(own, agents, open_providers(file), file.policy)
+    if file is not None:
+        here = own_slots(file)
+        own = None if here is None else own_offering(here, state)
+        return PoolSetup(own, agents, open_providers(file, engines), file.policy)
+    own = own_offering(wish.slots or max(4, len(os.sched_getaffinity(0))), state)
+    if engines is None:
+        return PoolSetup(own, agents)
+    # One machine beside this one is kept ready; more of the cluster's come as they are needed.
+    policy = Policy(least_free=own.devices + 1)
+    return PoolSetup(own, agents, (RayProvider("ray", engines({})),), policy)
+
+
+async def _engines(
+    state: Path, wish: Wanted, member: Membership, stack: AsyncExitStack
+) -> Engines | None:
+    """How Ray is reached, for each provider of its kind."""
+    given = wish.cluster
+    if given is not None and given.partition(":")[0] == "head":
+        port = given.partition(":")[2]
+        if port and not port.isdecimal():
+            raise UsageError(f"{port!r} is no port", where="--cluster", hint="head or head:PORT")
+        given = await asyncio.to_thread(own_head, state, int(port or PORT))
+        click.echo(f"Ray's head serves at {given}; others join: ray start --address={given}")
+    engines: list[RayEngine] = []
+
+    def engine(table: Mapping[str, Any]) -> RayEngine:
+        folder = table.get("certificates") or wish.certificates
+        address = given or table["address"]
+        settings = RaySettings(
+            address=address,
+            token=member.token.value,
+            port=table.get("port", 0),
+            certificates=None if folder is None else str(Path(folder).absolute()),
+            state=table.get("state"),
+            leaves_own_out=not address.startswith("ray://"),
+        )
+        engines.append(opened := RayEngine(settings))
+        return opened
+
+    async def close() -> None:
+        for one in engines:
+            await one.close()
+
+    stack.push_async_callback(close)
+    has_any = given is not None or (wish.file is not None and bool(ray_tables(wish.file)))
+    return engine if has_any else None
 
 
 def agent_options(
@@ -99,13 +184,16 @@ def agent_options(
     """What this machine's own agent is started with.
 
     Args:
-        cache: where it is to serve its objects, if it is.
+        cache: where it is to serve its objects; None: wherever the cluster's other machines reach
+            it, if there is a cluster.
         running: the socket of an agent that is used instead of an own one.
         dns: resolvers of its replicas.
         disk_bytes: bounds what it keeps on its disk.
     """
     plain = [word for address in dns for word in ("--dns", address)]
     plain += [] if disk_bytes is None else ["--disk-budget", f"{disk_bytes}B"]
+    if cache is None and wish.cluster is not None and running is None:
+        cache = _own_cache(wish.cluster)
     if cache is None:
         return plain
     if running is not None:
@@ -113,3 +201,16 @@ def agent_options(
     given = (("--token-file", wish.token_file), ("--certificates", wish.certificates))
     member = [word for name, path in given if path for word in (name, str(path))]
     return [*plain, "--cache", cache, *member]
+
+
+def _own_cache(cluster: str) -> str | None:
+    """This machine as others of a Ray cluster see it, at any port; None: that is not known."""
+    named = cluster.removeprefix("ray://").rpartition(":")[0]
+    elsewhere = named if named not in ("", "head") else "192.0.2.1"  # nobody's, by RFC 5737
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            asking.connect((elsewhere, 9))  # sends nothing; the way there decides
+            host = str(asking.getsockname()[0])
+    except OSError:
+        return None
+    return None if host.startswith("127.") else f"{host}:0"

@@ -59,6 +59,12 @@ _log = logging.getLogger(__name__)
     help="Keep machines ready as this pool file says, beside or instead of this one.",
 )
 @click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Use the machines of the Ray cluster there, too: auto, HOST:PORT, ray://HOST:PORT; head "
+    "(or head:PORT) starts one on this machine that others can join.",
+)
+@click.option(
     "--auth",
     type=click.Choice(["keys", "off"]),
     default="keys",
@@ -135,6 +141,7 @@ def up(
     port: int,
     slots: int | None,
     pool_file: Path | None,
+    cluster: str | None,
     auth: str,
     socket: Path | None,
     token_file: Path | None,
@@ -156,7 +163,7 @@ def up(
     if end_with_parent:
         die_with_parent(signal.SIGTERM)
     app_file = _read(file)
-    wish = wanted(slots, pool_file, token_file, certificates)
+    wish = wanted(slots, pool_file, cluster, token_file, certificates)
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     settings.state.mkdir(parents=True, exist_ok=True)
     options = agent_options(wish, cache, socket, dns, disk_budget)

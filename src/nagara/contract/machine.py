@@ -174,10 +174,14 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class RenewalAnswer:
-    """A new reading of the machine's clock, and the slots whose epoch was too old."""
+    """A new reading of the machine's clock, and the slots whose epoch was too old.
+
+    `version` is that of nagara there.
+    """
 
     mark_s: float
     refused: tuple[str, ...] = ()
+    version: str = ""
 
 
 class MachineAgent(Protocol):

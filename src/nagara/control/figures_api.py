@@ -14,7 +14,7 @@ from nagara.control.metrics import gauges, series
 from nagara.control.occupancy import Use, utilisation
 from nagara.control.service import Service
 from nagara.control.telemetry import Telemetry, total
-from nagara.pool.figures import metrics
+from nagara.pool.figures import machine_metrics, metrics
 from nagara.pool.service import PoolService
 
 _Handler = Callable[[web.BaseRequest, dict[str, str]], Awaitable[web.Response]]
@@ -41,7 +41,7 @@ class Figures:
     def text(self) -> str:
         """Prometheus's text format."""
         own = self.telemetry.text(self.services.values())
-        return own + metrics(self.pool.figures())
+        return own + metrics(self.pool.figures()) + machine_metrics(self.pool.core.table)
 
     def usage(self) -> dict[str, Any]:
         """Reserved seconds by use for each app and all, with the busy share of them."""

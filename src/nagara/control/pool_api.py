@@ -34,7 +34,10 @@ class PoolApi:
 
     async def _status(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """`{"pool", "machines": [...], "alerts": [...], level, target, ...}`."""
-        return web.json_response(self._pool.document())
+        document, ago = self._pool.document(), self._pool.heard_ago()
+        for machine in document["machines"]:
+            machine["heard_ago_s"] = ago[machine["name"]]
+        return web.json_response(document)
 
     async def _plan(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
         """The latest plan; `words` explains it."""

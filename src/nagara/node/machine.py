@@ -8,6 +8,7 @@ before the answer.
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
+from nagara import __version__
 from nagara.base.errors import NagaraError
 from nagara.contract.machine import (
     CheckKind,
@@ -53,7 +54,7 @@ class LocalMachine:
             mark_s, refused = await self._keeper.renew([asdict(one) for one in renewals])
         except NagaraError as error:
             raise MachineUnreachableError(f"its keeper does not answer: {error.what}") from error
-        return RenewalAnswer(mark_s, refused)
+        return RenewalAnswer(mark_s, refused, __version__)
 
     async def fence(self, slot: str, epoch: int) -> None:
         try:

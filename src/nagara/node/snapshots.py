@@ -152,9 +152,10 @@ class NodeSnapshots:
                 reason = reason or "no variant fits: " + "; ".join(chosen.reasons)
                 break
             snapshot = by_name.pop(chosen)
-            # While the disk is asked for thousands of names, it can as well read.
-            self._images.begin_reading(snapshot, self._runtime.trees.weights(spec))
+            self._images.read_small(snapshot, self._runtime.runc.programs())
             if (changed := snapshot.record.changed_host_file()) is None:
+                # Not before: each of the thousands of names would wait behind it.
+                self._images.begin_reading(snapshot, self._runtime.trees.weights(spec))
                 return snapshot
             reason = f"{changed} has changed since the snapshot was made"
         return NoSnapshot(reason, capture_wanted=True)

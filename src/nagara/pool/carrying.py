@@ -78,7 +78,7 @@ class Carrier:
         agent = self._setup.agents(machine.name, machine.address)
         try:
             answer = await asking.of_machine(machine.name, agent.renew(()), asking.MARK_LIMIT_S)
-            self._core.marked(machine.name, answer.mark_s, self._now_s())
+            self._core.marked(machine.name, answer.mark_s, self._now_s(), answer.version)
             limit_s = asking.CHECK_LIMIT_S[check.kind]
             report = await asking.of_machine(machine.name, agent.check(check.kind), limit_s)
         except MachineUnreachableError as error:

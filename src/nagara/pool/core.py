@@ -370,10 +370,12 @@ class PoolCore:
         if self._still(check, wanted) is not None:
             self._actions.append(check)
 
-    def marked(self, name: str, mark_s: float, now_s: float) -> None:
-        """The machine told its clock."""
+    def marked(self, name: str, mark_s: float, now_s: float, version: str = "") -> None:
+        """The machine told its clock, and the version of its agent."""
         self.heard(name, now_s)
         machine = self.table.get(name)
+        if machine is not None and version:
+            machine.version = version
         if machine is not None and machine.clock is not None:
             machine.clock.received(mark_s, now_s)
             if machine.is_silent:

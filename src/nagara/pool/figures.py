@@ -1,8 +1,11 @@
 """What the pool says of itself in numbers: for `/metrics`, the API, `nagara pool status`. Pure."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nagara import __version__
 from nagara.contract.machine import CheckKind, HealthReport
 from nagara.pool.core import PoolCore
 from nagara.pool.machines import Machine
@@ -75,6 +78,7 @@ def machine_document(machine: Machine, report: HealthReport | None) -> dict[str,
         "leased": sum(held.wanted.devices for held in machine.held.values()),
         "price_h": offering.price_h,
         "address": machine.address,
+        "version": __version__ if machine.is_own else machine.version,
         "leases": [
             {"slot": held.slot, "epoch": held.epoch, "app": held.app}
             for held in machine.held.values()
@@ -105,6 +109,30 @@ _HELP = {
     "cost_h": "List price of all machines per hour.",
     "idle_cost_h": "List price of devices without a lease per hour.",
 }
+
+
+def machine_metrics(machines: Iterable[Machine]) -> str:
+    """Prometheus's text format: machines by state, and what is leased and silent of each."""
+    counts: Counter[str] = Counter()
+    leases, silence = [], []
+    for machine in machines:
+        counts[machine.state.value] += 1
+        label = f'{{machine="{machine.name}",type="{machine.offering.type}"}}'
+        leased = sum(held.wanted.devices for held in machine.held.values())
+        leases.append(f"nagara_machine_leased{label} {leased}")
+        silence.append(f"nagara_machine_silent{label} {int(machine.is_silent)}")
+    by_state = [
+        f'nagara_pool_machines_by_state{{state="{state.value}"}} {counts[state.value]}'
+        for state in MachineState
+    ]
+    lines = []
+    for name, text, values in (
+        ("nagara_pool_machines_by_state", "Machines the pool knows, by state.", by_state),
+        ("nagara_machine_leased", "Devices of the machine under a lease.", leases),
+        ("nagara_machine_silent", "1: its agent did not answer when last asked.", silence),
+    ):
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge", *values]
+    return "\n".join(lines) + "\n"
 
 
 def metrics(figures: Figures) -> str:

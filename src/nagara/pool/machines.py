@@ -48,6 +48,7 @@ class Machine:
     absences: int = 0  # lists in a row that lacked it
     absent_since_s: float = 0.0  # when the first of them was asked for
     heard_s: float = -math.inf  # when its agent last answered
+    version: str = ""  # of its agent, as last heard
     requested_s: float = 0.0
     release_asked_s: float | None = None
     free: list[int] = field(default_factory=list)

@@ -23,6 +23,16 @@ ramp = 10                   # launches at once
 kind = "skypilot"
 types = ["H100", "H200"]
 
+[provider.cluster]
+kind = "ray"                # machines of a Ray cluster
+address = "auto"            # as Ray takes it; `nagara up --cluster` says it, too
+slots = 8                   # on each machine without devices  [default: one a core]
+port = 9300                 # where agents listen  [default: any free one]
+state = "/var/lib/nagara"   # folders on each of its machines
+certificates = "/etc/nagara/certificates"
+price_h = {h100 = 2.5}      # of a machine, by its devices' type
+adds = [{type = "h100", devices = 8, cpu = 96, most = 4}]  # what Ray's autoscaler may add
+
 [[demand]]                  # for `nagara pool plan --file`
 types = ["h100"]
 regions = ["eu-*"]
@@ -31,11 +41,12 @@ slots = 12
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from nagara.contract.cluster import ClusterEngine, MachineKind
 from nagara.contract.machine import Offering, Provider
 from nagara.pool.core import PoolCore
 from nagara.pool.demandclass import DemandClass
@@ -46,6 +57,7 @@ from nagara.pool.meters import Meters
 from nagara.pool.problem import Demand, Plan, Problem
 from nagara.pool.providers.command import CommandProvider
 from nagara.pool.providers.local import LocalProvider
+from nagara.pool.providers.ray import AddedKind, RayProvider, RayTerms
 from nagara.pool.providers.skypilot import SkypilotProvider
 from nagara.pool.runner import Runner
 from nagara.pool.sizing import Policy, label, make_problem
@@ -55,7 +67,9 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "local": ("slots",),
     "command": (*_VERBS, "ramp", "timeout_s"),
     "skypilot": ("types",),
+    "ray": ("address", "slots", "port", "state", "certificates", "price_h", "adds", "ramp"),
 }
+_ADDED_KEYS = ("type", "devices", "cpu", "memory_gib", "most")
 _RANGES = {
     "service": (0.5, 0.9999),
     "utilisation": (0.65, 0.80),
@@ -63,6 +77,9 @@ _RANGES = {
     "spare_machines": (0, 100),
     "least_free": (0, 100_000),
 }
+
+
+Engines = Callable[[Mapping[str, Any]], ClusterEngine]  # by the table of a `ray` provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +129,20 @@ def own_slots(file: PoolFile) -> int | None:
     return local[0] if local else None
 
 
-def open_providers(file: PoolFile) -> tuple[Provider, ...]:
-    """Those that launch machines; programs are looked for beside the file."""
+def ray_tables(file: PoolFile) -> list[Mapping[str, Any]]:
+    """The providers whose machines are a Ray cluster's."""
+    return [one for one in file.providers.values() if one["kind"] == "ray"]
+
+
+def open_providers(file: PoolFile, engines: Engines | None = None) -> tuple[Provider, ...]:
+    """Those that launch machines; programs are looked for beside the file.
+
+    Args:
+        engines: reaches the engine of a `ray` provider.
+
+    Raises:
+        PoolFileError: the file has such a provider, and nobody can reach it.
+    """
     opened: list[Provider] = []
     for name, table in file.providers.items():
         if table["kind"] == "local":
@@ -121,9 +150,26 @@ def open_providers(file: PoolFile) -> tuple[Provider, ...]:
         if table["kind"] == "command":
             commands = {verb: _beside(file.path, table[verb]) for verb in _VERBS}
             opened.append(CommandProvider(name, commands, limit_s=table.get("timeout_s", 120)))
+        elif table["kind"] == "ray":
+            if engines is None:
+                raise PoolFileError(
+                    f"provider.{name}: what a cluster has is known only while it is in use",
+                    where=str(file.path), hint="ask the running one: nagara pool plan",
+                )  # fmt: skip
+            opened.append(RayProvider(name, engines(table), ray_terms(table)))
         else:
             opened.append(SkypilotProvider(name, tuple(table.get("types", ()))))
     return tuple(opened)
+
+
+def ray_terms(table: Mapping[str, Any]) -> RayTerms:
+    """What a table says of the cluster's machines."""
+    adds = []
+    for one in table.get("adds", ()):
+        memory = int(one.get("memory_gib", 0) * 2**30)
+        kind = MachineKind(one["type"], one.get("devices", 0), float(one["cpu"]), memory)
+        adds.append(AddedKind(kind, one.get("most", 1)))
+    return RayTerms(table.get("slots"), table.get("price_h"), tuple(adds))
 
 
 def _beside(file: Path, command: list[str]) -> tuple[str, ...]:
@@ -159,6 +205,8 @@ class _Reader:
         self.only(table, ("kind", *_KINDS[kind]), where)
         if kind == "local" and not _is_whole(table.get("slots"), 1):
             raise self.fail(f"{where}.slots must be a whole number from 1")
+        if kind == "ray":
+            self.ray(where, table)
         for verb in _VERBS if kind == "command" else ():
             command = table.get(verb)
             if (
@@ -170,6 +218,28 @@ class _Reader:
         for key in ("ramp", "timeout_s"):
             if key in table and not _is_whole(table[key], 1):
                 raise self.fail(f"{where}.{key} must be a whole number from 1")
+
+    def ray(self, where: str, table: Mapping[str, Any]) -> None:
+        for key in ("address", "state", "certificates"):
+            if not isinstance(table.get(key, ""), str):
+                raise self.fail(f"{where}.{key} must be a text")
+        for key in ("slots", "port"):
+            if key in table and not _is_whole(table[key], 1):
+                raise self.fail(f"{where}.{key} must be a whole number from 1")
+        prices = table.get("price_h", {})
+        if not isinstance(prices, dict) or not all(map(_is_amount, prices.values())):
+            raise self.fail(f"{where}.price_h must be a table of numbers from 0, by type")
+        if not isinstance(table.get("adds", []), list):
+            raise self.fail(f"{where}.adds must be a list of tables")
+        for one in table.get("adds", []):
+            self.only(one, _ADDED_KEYS, f"{where}.adds")
+            if not isinstance(one.get("type"), str) or not _is_amount(one.get("cpu")):
+                raise self.fail(f"{where}.adds: each needs a type and how many cpu")
+            if not _is_amount(one.get("memory_gib", 0)):
+                raise self.fail(f"{where}.adds.memory_gib must be a number from 0")
+            for key, least in (("devices", 0), ("most", 1)):
+                if not _is_whole(one.get(key, least), least):
+                    raise self.fail(f"{where}.adds.{key} must be a whole number from {least}")
 
     def policy(self, table: Any, providers: Mapping[str, Mapping[str, Any]]) -> Policy:
         self.only(table, tuple(_RANGES), "pool")
@@ -203,6 +273,10 @@ class _Reader:
 
 def _is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 async def plan_of_file(file: PoolFile, state: Path) -> dict[str, Any]:

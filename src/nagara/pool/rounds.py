@@ -65,7 +65,7 @@ class Rounds:
                 _log.warning("leases of %s are not renewed: %s", name, error)
             self._core.silent(name)
             return
-        self._core.marked(name, answer.mark_s, self._now_s())
+        self._core.marked(name, answer.mark_s, self._now_s(), answer.version)
 
     async def look_at_all(self, target: Callable[[], float]) -> None:
         """Machines that are ready say how they are; those that are due are diagnosed."""
@@ -83,6 +83,7 @@ class Rounds:
             vitals = await asking.of_machine(
                 name, agent.vitals(self._care.heard(name)), asking.VITALS_LIMIT_S
             )
+            self._core.heard(name, self._now_s())
             self._care.seen(self._core, name, vitals, self._now_s())
             if machine.is_own and not machine.held and not self._is_own_checked:
                 self._is_own_checked = True

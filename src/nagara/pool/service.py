@@ -155,7 +155,7 @@ class PoolService:
             self.core.silent(machine.name)
             raise
         now_s = self._clock.monotonic_s()
-        self.core.marked(machine.name, answer.mark_s, now_s)
+        self.core.marked(machine.name, answer.mark_s, now_s, answer.version)
         if machine.clock is None or self.core.grants.held(lease) is None:
             return None
         mark_s = machine.clock.to_send(now_s)
@@ -233,6 +233,14 @@ class PoolService:
             "machines": [
                 machine_document(one, self.care.last_report(one.name)) for one in self.core.table
             ],
+        }
+
+    def heard_ago(self) -> dict[str, float | None]:
+        """Seconds since each machine last answered; None: never, to this process."""
+        now_s = self._clock.monotonic_s()
+        return {
+            one.name: None if one.heard_s == -math.inf else round(now_s - one.heard_s, 1)
+            for one in self.core.table
         }
 
     def plan_document(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ function remark(machine) {
 
 function row(machine) {
   const bad = ["lost", "faulty", "unhealthy"].includes(machine.state) || machine.is_silent;
-  return h("tr", null, h("td", null, machine.name),
+  return h("tr", null, h("td", null, machine.name, machine.address ? h("div", { class: "small quiet" }, machine.address) : null),
     h("td", null, h("span", { class: `pill ${bad ? "failed" : machine.state === "ready" ? "ready" : "starting"}` }, machine.state), running(machine)),
     h("td", { class: "n", "data-label": "leased" }, `${machine.leased} / ${machine.devices}`),
     h("td", { "data-label": "type" }, `${machine.type}, ${machine.region}`),

@@ -1,0 +1,212 @@
+"""The process in which Ray is spoken: `python -m nagara.cli.cluster.bridge FD`.
+
+A Ray driver has threads of its own and ends its process when the head is gone for long. So it is
+a child of the control process, which asks it over the socket FD and starts another when it ends.
+The only module that imports Ray.
+
+A request is a line of JSON, `{"call", "arguments"}`; the first is `connect`. Its reply is
+`{"result"}` or `{"error": {"kind", "what", "hint"}}`. One after the other, each with a limit.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from nagara.base.linux import die_with_parent
+from nagara.cli.cluster.actor import MachineActor
+
+NAMESPACE = "nagara"
+STATUS_S, ORDER_S, HOLD_S = 4.0, 20.0, 10.0
+
+_TYPES = "accelerator_type:"  # Ray's own resources: accelerator_type:H100
+
+
+class RefusedError(Exception):
+    """Certainly nothing was done: somebody else has what was asked for."""
+
+
+class Bridge:
+    """One connection to a cluster."""
+
+    def __init__(self) -> None:
+        self._actors: dict[str, Any] = {}  # by node
+        self._seen: dict[str, dict[str, Any]] = {}  # what each last said
+        self._is_left_out = ""
+        self._state: str | None = None
+
+    def connect(self, address: str, leaves_own_out: bool, state: str | None) -> dict[str, Any]:
+        """Joins the cluster.
+
+        Args:
+            leaves_own_out: this process's own machine is used without Ray.
+            state: the state folder on every machine; None: as `nagara` finds it there.
+        """
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+        self._state = state
+        if leaves_own_out:
+            self._is_left_out = ray.get_runtime_context().get_node_id()
+        return {"ray": ray.__version__}
+
+    def machines(self) -> list[dict[str, Any]]:
+        """All that are alive, with what their actors say of them."""
+        nodes = {one["NodeID"]: one for one in ray.nodes() if one["Alive"]}
+        nodes.pop(self._is_left_out, None)
+        asked = {self._actor(node).status.remote(): node["NodeID"] for node in nodes.values()}
+        answered, _ = (
+            ray.wait(list(asked), num_returns=max(1, len(asked)), timeout=STATUS_S)
+            if (asked)
+            else ([], [])
+        )
+        said = {}
+        for answer in answered:
+            node = asked[answer]
+            try:
+                said[node] = self._seen[node] = ray.get(answer, timeout=1.0)
+            except RayError:  # another one is made with the next question
+                self._actors.pop(node, None)
+        for gone in self._actors.keys() - nodes.keys():
+            del self._actors[gone]
+        return [
+            _described(node, said.get(name), self._seen.get(name)) for name, node in nodes.items()
+        ]
+
+    def lend(
+        self, machine: str, name: str, token: str, port: int, certificates: str | None
+    ) -> None:
+        """Keeps all of the machine for the pool, and has an agent run there."""
+        node = next((one for one in ray.nodes() if one["NodeID"] == machine), None)
+        if node is None or not node["Alive"]:
+            raise RefusedError("the machine is gone")
+        _hold(node)
+        order = self._actor(node).lend.remote(name, token, port, certificates)
+        if not ray.get(order, timeout=ORDER_S):
+            raise RefusedError("the machine is lent under another name")
+
+    def take_back(self, machine: str) -> None:
+        """Ends the agent and lets go of the machine."""
+        node = next((one for one in ray.nodes() if one["NodeID"] == machine), None)
+        if node is not None and node["Alive"]:
+            ray.get(self._actor(node).take_back.remote(), timeout=ORDER_S)
+        if (held := _held(machine)) is not None:
+            remove_placement_group(held)
+
+    def ask_for(self, bundles: list[dict[str, float]]) -> None:
+        """Tells the autoscaler what is waited for in all."""
+        from ray.autoscaler.sdk import request_resources
+
+        request_resources(bundles=bundles)
+
+    def _actor(self, node: dict[str, Any]) -> Any:
+        name = node["NodeID"]
+        if name not in self._actors:
+            self._actors[name] = (
+                ray.remote(MachineActor)
+                .options(
+                    name=f"machine-{name}", namespace=NAMESPACE, lifetime="detached",
+                    get_if_exists=True, num_cpus=0, max_restarts=-1, max_concurrency=4,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False),
+                )
+                .remote(node["NodeManagerAddress"], self._state)
+            )  # fmt: skip
+        return self._actors[name]
+
+
+def _ready(asked: list[Any]) -> list[Any]:
+    """Those that are answered in time."""
+    return list(ray.wait(asked, num_returns=len(asked), timeout=STATUS_S)[0]) if asked else []
+
+
+def _described(
+    node: dict[str, Any], said: dict[str, Any] | None, seen: dict[str, Any] | None
+) -> dict[str, Any]:
+    """As `EngineMachine`. Whose actor does not answer just now is told as last seen."""
+    resources, labels = node["Resources"], node.get("Labels") or {}
+    known = said or seen or {}
+    types = [name[len(_TYPES) :].lower() for name in resources if name.startswith(_TYPES)]
+    devices = int(resources.get("GPU", 0))
+    problem = known.get("problem", "")
+    return {
+        "id": node["NodeID"],
+        "type": (types or ["gpu"])[0] if devices else "cpu",
+        "devices": devices,
+        "cpu": float(resources.get("CPU", 0)),
+        "memory_bytes": int(known.get("memory_bytes") or resources.get("memory", 0)),
+        "disk_bytes": int(known.get("disk_bytes", 0)),
+        "region": labels.get("ray.io/region") or labels.get("region") or "",
+        "lent_as": known.get("lent_as", ""),
+        "address": known.get("address", ""),
+        "problem": problem if said is not None else "Ray's actor there does not answer",
+    }
+
+
+def _hold(node: dict[str, Any]) -> None:
+    """Other jobs get nothing of the machine, and an autoscaler does not take it for idle."""
+    name = node["NodeID"]
+    if (held := _held(name)) is not None:
+        if placement_group_table(held)["state"] == "CREATED":
+            return
+        remove_placement_group(held)
+    whole = {key: node["Resources"][key] for key in ("CPU", "GPU") if node["Resources"].get(key)}
+    if not whole:
+        return
+    held = placement_group(
+        [whole], strategy="STRICT_PACK", name=f"machine-{name}", lifetime="detached",
+        _soft_target_node_id=name,
+    )  # fmt: skip
+    if not held.wait(HOLD_S) or placement_group_table(held)["bundles_to_node_id"][0] != name:
+        remove_placement_group(held)
+        raise RefusedError("another of Ray's jobs uses the machine")
+
+
+def _held(machine: str) -> PlacementGroup | None:
+    try:
+        return get_placement_group(f"machine-{machine}")
+    except ValueError:
+        return None
+
+
+def _answer(bridge: Bridge, line: str) -> dict[str, Any]:
+    request = json.loads(line)
+    try:
+        return {"result": getattr(bridge, request["call"])(**request["arguments"])}
+    except RefusedError as error:
+        return _error("refused", str(error))
+    except GetTimeoutError:
+        return _error("unclear", "Ray's actor there does not answer")
+    except RayError as error:
+        return _error("unclear", str(error).strip().splitlines()[0])
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        return _error("unclear", f"{error}" or type(error).__name__)
+
+
+def _error(kind: str, what: str) -> dict[str, Any]:
+    return {"error": {"kind": kind, "what": what}}
+
+
+def main() -> int:
+    """Answers until the socket is closed."""
+    die_with_parent(signal.SIGTERM)
+    bridge = Bridge()
+    with socket.socket(fileno=int(sys.argv[1])) as asked, asked.makefile("rw") as lines:
+        for line in lines:
+            lines.write(json.dumps(_answer(bridge, line)) + "\n")
+            lines.flush()
+    os._exit(0)  # a driver that is disconnecting from a dead head would take its time
+
+
+if __name__ == "__main__":
+    sys.exit(main())

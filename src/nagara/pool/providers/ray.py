@@ -1,0 +1,174 @@
+"""Machines of a cluster that Ray, or another engine, holds together: they are there already.
+
+An offering is a kind of machine: as many devices of a type, and cores. Launching one lends
+a machine of that kind that nobody uses; where there is none, and the pool's file says that the
+engine's autoscaler may add such, it is asked to, and the machine is pending until it has come.
+Knows nothing of Ray itself: an adapter does.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from nagara.contract.cluster import ClusterEngine, EngineMachine, MachineKind
+from nagara.contract.machine import (
+    NoCapacityError,
+    Offering,
+    Presence,
+    ProviderMachine,
+    Resources,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AddedKind:
+    """A kind that the autoscaler may add, at most so many at once."""
+
+    kind: MachineKind
+    most: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RayTerms:
+    """What the pool's file says of a cluster.
+
+    Attributes:
+        slots: replicas at once on a machine without devices; None: one a core.
+        price_h: of a machine, by its devices' type; others cost nothing.
+        adds: what the autoscaler may add.
+    """
+
+    slots: int | None = None
+    price_h: Mapping[str, float] | None = None
+    adds: tuple[AddedKind, ...] = ()
+
+
+class RayProvider:
+    """Lends an engine's machines.
+
+    Args:
+        engine: what reaches it.
+    """
+
+    def __init__(self, name: str, engine: ClusterEngine, terms: RayTerms | None = None) -> None:
+        self._name = name
+        self._engine = engine
+        self._terms = terms or RayTerms()
+        self._pending: dict[str, Offering] = {}  # names whose machines are still to come
+
+    @property
+    def name(self) -> str:
+        """As in `Offering.provider`."""
+        return self._name
+
+    async def offerings(self) -> tuple[Offering, ...]:
+        """Each kind that is there or may be added; its stock is what nobody uses."""
+        machines = await self._engine.machines()
+        largest_first = sorted(machines, key=lambda one: one.memory_bytes, reverse=True)
+        found = {one.id: one for one in map(self._offering, largest_first)}  # the least stays
+        stock = Counter(self._offering(one).id for one in machines if _is_free(one))
+        for added in self._terms.adds:
+            one = self._of_kind(added.kind, self._name)
+            found.setdefault(one.id, one)
+            stock[one.id] += added.most
+        return tuple(replace(one, stock=stock[one.id]) for one in found.values())
+
+    async def launch(self, name: str, offering: Offering) -> None:
+        """Lends a free machine of the kind, or has one added."""
+        machines = await self._engine.machines()
+        if name in self._pending or any(one.lent_as == name for one in machines):
+            return
+        if await self._lend(name, offering, machines):
+            return
+        wanted = [one for one in self._terms.adds if self._is_added(one, offering)]
+        waiting = sum(one.id == offering.id for one in self._pending.values())
+        if not wanted or waiting >= wanted[0].most:
+            raise NoCapacityError("no machine of this kind is free", where=offering.id)
+        self._pending[name] = offering
+        try:
+            await self._ask()
+        except BaseException:
+            del self._pending[name]
+            raise
+
+    async def release(self, name: str) -> None:
+        """Gives the machine back to the engine, or no longer waits for it."""
+        if self._pending.pop(name, None) is not None:
+            await self._ask()
+        for machine in await self._engine.machines():
+            if machine.lent_as == name:
+                await self._engine.take_back(machine.id)
+
+    async def machines(self) -> tuple[ProviderMachine, ...]:
+        """Those lent, and those waited for; what has come meanwhile is lent to who waits."""
+        machines = await self._engine.machines()
+        if self._pending:
+            machines = await self._hand_out(machines)
+        return (
+            *(self._listed(one) for one in machines if one.lent_as),
+            *(
+                ProviderMachine(name, offering.id, Presence.PENDING)
+                for name, offering in self._pending.items()
+            ),
+        )
+
+    def _listed(self, machine: EngineMachine) -> ProviderMachine:
+        presence = Presence.RUNNING if machine.address else Presence.PENDING
+        offering = self._offering(machine).id
+        return ProviderMachine(machine.lent_as, offering, presence, machine.address)
+
+    async def _hand_out(self, machines: tuple[EngineMachine, ...]) -> tuple[EngineMachine, ...]:
+        for name, offering in list(self._pending.items()):
+            if await self._lend(name, offering, machines):
+                del self._pending[name]
+                machines = await self._engine.machines()
+                await self._ask()
+        return machines
+
+    async def _lend(self, name: str, offering: Offering, machines: Iterable[EngineMachine]) -> bool:
+        refusal: NoCapacityError | None = None
+        for machine in machines:
+            if _is_free(machine) and self._offering(machine).id == offering.id:
+                try:
+                    await self._engine.lend(machine.id, name)
+                except NoCapacityError as error:  # somebody else was quicker
+                    refusal = error
+                else:
+                    return True
+        if refusal is not None and not self._terms.adds:
+            raise refusal
+        return False
+
+    async def _ask(self) -> None:
+        kinds = []
+        for offering in self._pending.values():
+            kinds += [a.kind for a in self._terms.adds if self._is_added(a, offering)][:1]
+        await self._engine.ask_for(tuple(kinds))
+
+    def _is_added(self, added: AddedKind, offering: Offering) -> bool:
+        return self._of_kind(added.kind, self._name).id == offering.id
+
+    def _offering(self, machine: EngineMachine) -> Offering:
+        kind = MachineKind(machine.type, machine.devices, machine.cpu, machine.memory_bytes)
+        offering = self._of_kind(kind, machine.region or self._name)
+        if not machine.memory_bytes or not machine.disk_bytes:
+            return offering
+        whole = Resources(machine.cpu, machine.memory_bytes, machine.disk_bytes)
+        return replace(offering, resources=whole)
+
+    def _of_kind(self, kind: MachineKind, region: str) -> Offering:
+        size = f"{kind.type}x{kind.devices}" if kind.devices else kind.type
+        where = "" if region == self._name else f"-{region}"
+        prices = self._terms.price_h or {}
+        return Offering(
+            id=f"{self._name}/{size}-{kind.cpu:.0f}c{where}",
+            provider=self._name,
+            region=region,
+            type=kind.type,
+            devices=kind.devices or self._terms.slots or max(1, int(kind.cpu)),
+            price_h=prices.get(kind.type, 0.0),
+        )
+
+
+def _is_free(machine: EngineMachine) -> bool:
+    return not machine.lent_as and not machine.problem
