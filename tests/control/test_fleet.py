@@ -179,7 +179,7 @@ async def test_a_replica_that_ends_fails_its_requests_and_is_replaced(
     await stand.up(text())
     await stand.get("/smol/health")
     (name,) = stand.node.live
-    waiting = asyncio.create_task(stand.get("/smol/wait"))
+    waiting = asyncio.create_task(_post(stand, "/smol/wait"))
     await until(lambda: stand.replica().running == 1)
     await stand.node.exit_replica(name, 137)
     status, body = await waiting
@@ -249,13 +249,52 @@ async def test_a_graceful_stop_lets_requests_end_and_folds_everything(
     assert not (stand.folder / "control.json").exists()
 
 
+async def _post(stand: Any, path: str, **headers: str) -> tuple[int, bytes]:
+    async with stand.client.post(path, data=b"{}", headers=headers) as answer:
+        return answer.status, await answer.read()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_request_that_may_be_repeated_outlives_its_replica(
+    stand: Any, text: Any, until: Any, method: str
+) -> None:
+    await stand.up(text())
+    await stand.get("/smol/health")
+    asked = (
+        stand.get("/smol/wait")
+        if method == "GET"
+        else _post(stand, "/smol/wait", **{"Idempotency-Key": "7"})
+    )
+    waiting = asyncio.create_task(asked)
+    await until(lambda: stand.replica().running == 1)
+    (first,) = stand.node.live
+    await stand.node.exit_replica(first, 137)
+    await until(lambda: list(stand.node.live) not in ([], [first]))
+    await until(lambda: stand.replica().running == 1)
+    stand.replica().let_go()
+    assert (await waiting)[0] == 200
+
+
+async def test_a_request_that_ends_replicas_ends_no_more_than_two(
+    stand: Any, text: Any, until: Any
+) -> None:
+    await stand.up(text())
+    waiting = asyncio.create_task(stand.get("/smol/wait"))
+    for _ in range(2):
+        await until(lambda: bool(stand.node.live) and stand.replica().running == 1)
+        (name,) = stand.node.live
+        await stand.node.exit_replica(name, 137)
+    status, body = await waiting
+    assert (status, json.loads(body)["error"]["code"]) == (502, "replica_failed")
+
+
 async def test_a_stop_cuts_requests_that_never_end(stand: Any, text: Any, until: Any) -> None:
     await stand.up(text(), drain_s=0.1)
     waiting = asyncio.create_task(stand.get("/smol/wait"))
     await until(lambda: bool(stand.node.live) and stand.replica().running == 1)
     stand.control.stop()
     status, _ = await waiting
-    assert status == 502
+    assert status == 503  # it was to be sent again, to nobody
     await until(lambda: not stand.node.live)
 
 

@@ -168,6 +168,22 @@ async def test_replicas_of_a_silent_machine_are_told_as_last_seen_while_their_le
     assert await place.machines.replicas() == ()
 
 
+async def test_what_is_left_of_a_replica_whose_lease_is_over_goes_when_its_machine_is_back(
+    place: Place,
+) -> None:
+    order = place.order("there", ELSEWHERE)
+    await place.machines.start(order)
+    place.cut_off()
+    place.pool.abandon(order.lease)
+    await place.clock.advance(TTL_S + SKEW_S)
+    await place.pool.tick()
+    await place.machines.stop("there")  # it cannot be asked, and need not be
+    place.other.is_reachable = True
+    assert [one.replica for one in await place.machines.replicas()] == ["there"]
+    await place.machines.stop("there")
+    assert not place.other.live
+
+
 async def test_exits_of_all_machines_are_heard(place: Place) -> None:
     await place.machines.start(place.order("here", DemandClass(regions=("local",))))
     await place.machines.start(place.order("there", ELSEWHERE))

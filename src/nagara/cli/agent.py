@@ -124,7 +124,7 @@ def agent(
     """Run this machine's node agent alone."""
     owner = _user_id(allow_user) if allow_user else None
     at = None if listen is None else split_address(listen, is_own=True)
-    serves_at = None if cache is None else split_address(cache)
+    serves_at = None if cache is None else split_address(cache, is_own=True)
     if at is None and serves_at is None and (token_file or certificates):
         raise UsageError("other machines are not served", hint="add --listen HOST:PORT")
     hint = "another agent serves this state folder: is `nagara up` running already?"
@@ -138,7 +138,7 @@ def agent(
                 offer = None if at is None else (*at, cluster)
                 token = member_token(cluster.token.value.encode())
                 member = Member(token, certificates, serves_at)
-            with serving_objects(settings.state / "store", member):
+            with serving_objects(settings.state / "store", member) as member:
                 node = build_node(settings.state, dns, member)
                 node.budget.limit_bytes = disk_budget
                 served = _serve(

@@ -39,7 +39,7 @@ from nagara.control.routing import (
 from nagara.control.telemetry import Telemetry
 from nagara.control.token_tally import TokenTally
 from nagara.control.tracing import Span
-from nagara.control.upstream import DialError
+from nagara.control.upstream import BrokenOffError, DialError
 from nagara.control.web_page import APART
 from nagara.control.websocket import relay_websocket
 
@@ -77,6 +77,7 @@ class _Call:
     replica: str = ""  # the one that was asked last
     queue_s: float = 0.0
     span: Span | None = None
+    may_repeat: bool = False  # its method allows it, and it was not repeated yet
 
 
 class Gateway:
@@ -231,12 +232,17 @@ class Gateway:
     # -- one request -----------------------------------------------------------------------
 
     async def _serve(self, call: _Call) -> web.StreamResponse:
-        """Holds the request until it has a credit, then sends it; again if it never left."""
+        """Holds the request until it has a credit, then sends it; again if it never left.
+
+        One that broke off is sent a second time, to another replica if there is one, where that
+        does no harm. Not more often: it may be the request that ends replicas.
+        """
         dispatcher = call.service.dispatcher
         dispatcher.demand.enter(call.arrived_s)
         try:
             failed = 0
             is_retry = False
+            call.may_repeat = hop.is_idempotent(call.request.method, call.request.headers)
             while failed < _TRIES:
                 grant = await dispatcher.acquire(
                     _held_bytes(call), arrived_s=call.arrived_s, is_retry=is_retry
@@ -251,6 +257,10 @@ class Gateway:
                     _log.warning("%s: %s", endpoint.replica, error)
                     self._broken(call.target.app, endpoint.replica, error.what)
                     failed += 1
+                except BrokenOffError as error:
+                    _log.warning("%s: %s; asking again", grant.endpoint.replica, error.what)
+                    call.may_repeat = False
+                    dispatcher.pause(grant.endpoint)
                 finally:
                     dispatcher.release(grant.endpoint)
             raise Refusal(503, "no replica could be reached", code="unreachable", retry_after_s=1.0)
@@ -343,6 +353,9 @@ class Gateway:
             return _fail(request, response, failure, own, error)
         except (aiohttp.ClientError, ConnectionError) as error:
             what = f"the replica broke off: {error or type(error).__name__}"
+            is_sent_on = response is not None and response.prepared
+            if call.may_repeat and not is_sent_on and (data is None or call.body is not None):
+                raise BrokenOffError(what) from error
             failure = Refusal(502, what, code="replica_failed")
             return _fail(request, response, failure, own, error)
 
@@ -446,7 +459,7 @@ async def _read_json(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
                       code="slow_body") from None  # fmt: skip
     try:
         document = json.loads(bytes(body))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise bad_request(
             f"the body is not JSON ({error}); send other kinds to /APP/v1/..."
         ) from error

@@ -11,6 +11,9 @@ COLD_START = "x-nagara-cold-start-ms"
 QUEUE = "x-nagara-queue-ms"
 REPLICA = "x-nagara-replica"
 
+# Methods of which a second request does no harm: RFC 9110, section 9.2.2.
+IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
+
 HOP_BY_HOP = frozenset(
     {
         "connection", "keep-alive", "proxy-connection", "proxy-authenticate",
@@ -24,6 +27,11 @@ _WEBSOCKET_HANDSHAKE = frozenset(
         "sec-websocket-protocol", "sec-websocket-accept",
     }
 )  # fmt: skip
+
+
+def is_idempotent(method: str, headers: CIMultiDictProxy[str]) -> bool:
+    """Whether the request may be sent twice: its method says so, or its client."""
+    return method in IDEMPOTENT or "Idempotency-Key" in headers
 
 
 def request_headers(

@@ -28,6 +28,7 @@ from nagara.control.app import App
 from nagara.control.callbacks import Callbacks
 from nagara.control.dispatch import Dispatcher, Grant
 from nagara.control.errors import ControlError
+from nagara.control.headers import IDEMPOTENT
 from nagara.control.job_record import Job, JobRecord
 from nagara.control.refusal import Refusal
 from nagara.control.tasks import Tasks
@@ -38,7 +39,6 @@ MAX_WAITING = 10_000
 KEPT_S = 24 * 3600.0
 _TRIES = 3
 _RETRY_S = 1.0
-_IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS"})
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Jobs:
     async def begin(self) -> None:
         """Goes on with what an earlier process left. What it had sent may have been done."""
         for job in await self._record.unended():
-            if job.state == "running" and job.method not in _IDEMPOTENT:
+            if job.state == "running" and job.method not in IDEMPOTENT:
                 reason = "nagara was restarted while it ran; whether it was done is not known"
                 await self._record.end(job.id, "failed", reason=reason)
             else:
@@ -156,7 +156,7 @@ class Jobs:
                 await self._clock.sleep(_RETRY_S)
             except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
                 failures += 1
-                if job.method not in _IDEMPOTENT or failures >= _TRIES:
+                if job.method not in IDEMPOTENT or failures >= _TRIES:
                     reason = f"the replica broke off: {error or type(error).__name__}"
                     await self._record.end(job.id, "failed", reason=reason)
                     return

@@ -164,6 +164,10 @@ class Machines:
             except NodeUnavailableError:
                 self._pool.abandon(lease)
                 raise  # it is asked again until it answers, or the lease is over
+        else:  # its keeper has ended it; what is left of it may as well go
+            with contextlib.suppress(NodeError):
+                async with _within(ANSWER_S, machine):
+                    await self._node(machine).stop(replica, grace_s=0.0)
         self._away.pop(replica, None)
 
     async def dial(self, replica: str) -> socket.socket:

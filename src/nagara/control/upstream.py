@@ -26,6 +26,10 @@ class DialError(NagaraError):
     is_node_away = False  # its machine's agent does not answer; of the replica nothing is known
 
 
+class BrokenOffError(NagaraError):
+    """The replica left before an answer began; what it has done of the request is unknown."""
+
+
 class _NodeConnector(aiohttp.BaseConnector):
     """Opens connections through a node.
 

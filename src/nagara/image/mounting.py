@@ -271,6 +271,17 @@ class ImageMounts:
         (self._folder / "index" / tenant / str(image.index)).mkdir(parents=True, exist_ok=True)
         self.objects.ledger.pins()
 
+    def expect(self, tenant: str) -> None:
+        """An image is going to be mounted that is not here: its daemon is there already then.
+
+        Raises `MountError`, `DaemonError`.
+        """
+        if self._method == "overlay":
+            lazy = self.lazy_layer(tenant)
+            lazy.ensure()
+            if self._supervise:
+                lazy.supervise()
+
     def pins(self) -> list[Pin]:
         """Who holds what."""
         return self.objects.ledger.pins()
