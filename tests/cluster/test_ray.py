@@ -9,12 +9,13 @@ from cluster_ledger import TICKING, Client, lives, overlaps
 from nagara.cli.lab_cluster import wait_for
 from nagara.cli.lab_machines import LabMachine, LaboratoryError
 
-from .conftest import Cluster, MakeCluster
+from .conftest import Cluster, MakeCluster, is_long
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
     pytest.mark.timeout(500),
+    is_long,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray"),
 ]
 
