@@ -53,7 +53,7 @@ def test_ray_may_lose_workers_and_its_head_while_replicas_serve(cluster: MakeClu
             made.venv(), "scale = {min = 1, max = 1, concurrency = 4}", first=TICKING,
             snapshot=False,
         )  # fmt: skip
-        made.until_ready(2)
+        made.until_ready(2, 300.0)  # one that fails its checks under load is asked for again
         with Client(made, f"/{APP}/") as client:
             wait_for(lambda: client.replica, "nobody answers")
             machine, replica = made.machine_of(client.replica), client.replica
