@@ -40,7 +40,7 @@ demo: model tools
 # Tests wait more than they compute, and have folders, ports and namespaces of their own: two files
 # of them at a time. TEST_WORKERS=0 runs one after the other.
 test: check model tools
-	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
 
 # Environments that cannot be made are named, and their tests skipped with the reason.
 test-servers: model tools

@@ -1,5 +1,6 @@
 """Large objects that were proven are read past the daemon of a lazy mount."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 
 from nagara.image import mounting
-from nagara.image.images import find_image
+from nagara.image.images import find_image, remove_image
 from nagara.image.trace import read_trace
 from nagara.image.tracing import STARTS_RECORDED
+from nagara.store.collecting import collect_local
+from nagara.store.errors import FullError
 from nagara.store.names import name_bytes, parse_name
 from nagara.store.roots import write_root
+from nagara.testing.objects import noise
 from nagara.testing.origin import Origin
 from nagara.testing.trees import listing
 
@@ -143,3 +147,30 @@ def test_an_object_that_was_changed_between_two_mounts_is_never_served(
     assert machine.show(target, prefer_lazy=True).passing != (machine.store().local.objects,)
     assert (target / name).read_bytes() == (source / name).read_bytes()
     machine.hide(target)
+
+
+@pytest.mark.parametrize("few", [1, 2048])
+def test_eviction_and_collection_take_nothing_that_is_read_past_the_daemon(
+    make_machine: MachineMaker,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    few: int,
+) -> None:
+    monkeypatch.setattr(mounting, "_FEW_OBJECTS", few)
+    machine, target = make_machine(settings='{"limit": "90MB"}'), tmp_path / "mnt"
+    machine.add(source)
+    known(machine)
+    local = machine.store().local
+    mounted = machine.show(target, prefer_lazy=True)
+    assert mounted.passing == (local.objects if few > 1 else local.proven.folder,)
+    remove_image(local, "image")
+    with contextlib.suppress(FullError):
+        for seed in range(40):
+            machine.store().put_bytes(noise(1_000_000, 1000 + seed))
+    collect_local(local, grace_s=-1)
+    assert listing(target) == listing(source)
+    machine.hide(target)
+    assert collect_local(local, grace_s=-1).kept == 0
+    assert offered(machine) == list(local.objects.iterdir()) == []
+    assert machine.objects.ledger.total_bytes() == 0

@@ -38,7 +38,7 @@ from nagara.image.lazy_layer import socket_address
 from nagara.image.object_files import ObjectFiles
 from nagara.image.prefetch import Prefetcher
 from nagara.image.recorder import Recorder
-from nagara.image.trace import read_trace, within
+from nagara.image.trace import Trace, read_trace, within
 from nagara.image.tree import Node, walk
 from nagara.image.tree_files import TreeFiles
 from nagara.store.documents import parse_json
@@ -150,11 +150,15 @@ class LazyDaemon:
         return {}
 
     def _prefetch(self, request: dict[str, Any]) -> None:
-        trace = read_trace(self._store.read(parse_name(request["trace"])))
-        listed = frozenset(read_list(self._store, parse_name(request["list"])))
+        trace, listing = parse_name(request["trace"]), parse_name(request["list"])
         far = request.get("distance_s")
         distance_s = float(far) if isinstance(far, int | float) else None
-        self._prefetcher.start_trace(request["name"], within(trace, listed), distance_s)
+
+        def load() -> Trace:
+            listed = frozenset(read_list(self._store, listing))
+            return within(read_trace(self._store.read(trace)), listed)
+
+        self._prefetcher.start_trace(request["name"], load, distance_s)
 
     def _fill(self, request: dict[str, Any]) -> None:
         tree = read_index(self._store.read(parse_name(request["index"])))

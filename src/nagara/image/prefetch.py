@@ -90,14 +90,17 @@ class Prefetcher:
         self._store = store
         self._jobs: dict[str, _Job] = {}
 
-    def start_trace(self, name: str, trace: Trace, distance_s: float | None = None) -> None:
+    def start_trace(
+        self, name: str, load: Callable[[], Trace], distance_s: float | None = None
+    ) -> None:
         """Begins to fetch what a trace names, in its order.
 
         Args:
+            load: gives the trace; called by the job, so that nobody waits for its parsing.
             distance_s: how long the tiers take to begin an answer, if that is known.
         """
         gate = ByteBudget(at_once_bytes(distance_s))
-        self._begin(name, lambda job: self._fetch_trace(job, trace, gate))
+        self._begin(name, lambda job: self._fetch_trace(job, load(), gate))
 
     def start_fill(
         self,

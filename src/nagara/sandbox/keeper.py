@@ -175,7 +175,14 @@ class Keeper:
             del peer.received[: end + 1]
             try:
                 self._handle(peer, json.loads(line))
-            except (RefusedError, OSError, KeyError, TypeError, ValueError) as error:
+            except (
+                RefusedError,
+                OSError,
+                KeyError,
+                TypeError,
+                ValueError,
+                RecursionError,
+            ) as error:
                 peer.answer({"error": f"{type(error).__name__}: {error}"})
 
     def _flush(self, peer: Peer) -> None:

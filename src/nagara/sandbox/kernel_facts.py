@@ -27,7 +27,7 @@ from nagara.base.linux import (
 _RUN = Path("/run")
 _NAME = "criu.kdat"
 _TORN_S = 60.0
-_LIMIT_S = 60.0
+_LIMIT_S = 10.0
 _FIND_OUT = 'mount -t tmpfs tmpfs "$1" && "$2" check >&2; cat "$1/$3"'
 
 
