@@ -94,7 +94,12 @@ class Control:
         drain_s: how long running requests may go on when it stops.
         otlp: address of an OpenTelemetry collector that traces are sent to.
         database: address of a PostgreSQL database; by default the state is a file in its folder.
+
+    Attributes:
+        database: the state's, while it runs.
     """
+
+    database: Database
 
     def __init__(
         self,
@@ -150,7 +155,7 @@ class Control:
             UsageError: the app file is wrong.
         """
         apps = parse_apps(*app_file) if app_file is not None else ()
-        database = database_for(self._state_dir, self._database_url)
+        self.database = database = database_for(self._state_dir, self._database_url)
         database.on_lost = self._lost
         try:
             if not await self._is_opened(database):
