@@ -11,8 +11,8 @@ MODEL := $(NAGARA_STATE)/models/smollm2/nagara-model.json
 CHAOS_SECONDS ?= 600
 TEST_WORKERS ?= 2
 
-.PHONY: demo test test-servers restores check chaos bench docs docs-test format screenshots \
-    setup model tools transcript figures clean
+.PHONY: demo test test-servers test-cluster restores check chaos bench docs docs-test format \
+    screenshots setup model tools transcript figures clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -21,6 +21,7 @@ help:
 	@echo "make demo    cold start, snapshot and restored start of a real model"
 	@echo "make test    all checks and all tests"
 	@echo "make test-servers  real servers (vLLM, llama.cpp, FastAPI ...), some GB of environments"
+	@echo "make test-cluster  several machines on this one: cut off, killed and slowed (needs root)"
 	@echo "make chaos   ten minutes of killed processes and full disks under load (needs root)"
 	@echo "make restores  a torch server put back 200 times under requests"
 	@echo "make check   formatting, lint, types, import rules, size budgets"
@@ -39,13 +40,17 @@ demo: model tools
 # Tests wait more than they compute, and have folders, ports and namespaces of their own: two files
 # of them at a time. TEST_WORKERS=0 runs one after the other.
 test: check model tools
-	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
 
 # Environments that cannot be made are named, and their tests skipped with the reason.
 test-servers: model tools
 	-$(BIN)/python scripts/environments.py caddy qemu web vllm llama-node llama
 	NAGARA_SERVERS=1 $(BIN)/pytest tests/servers tests/whole/test_foreign.py \
 	    tests/node/test_foreign_servers.py tests/node/test_preflight.py
+
+# Machines as network namespaces, with links that are cut and slowed: some twenty minutes. Root.
+test-cluster: tools
+	NAGARA_CLUSTER=1 $(BIN)/pytest tests/cluster tests/cli/test_lab_machines.py
 
 chaos: tools
 	$(BIN)/python scripts/chaos.py --seconds $(CHAOS_SECONDS)

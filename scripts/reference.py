@@ -52,6 +52,7 @@ VARIABLES = {
     "NAGARA_REPLICA": "given to replicas: their name",
     "NAGARA_REPLICA_TOKEN": "for an engine without nagara: the token for `/sleep` and `/wake`",
     "NAGARA_REPLICA_TOKEN_FILE": "given to replicas: the file with their own token",
+    "NAGARA_ENVIRONMENTS": "the folder of the environments of servers that are measured and tested",
     "NAGARA_HOOK_SOCKET": "given to replicas: where their processes listen for snapshot hooks",
     "NAGARA_FAULT_FILE": "for tests: a file that says at which moment a process is to fail",
     "NAGARA_DATABASE": "where the state is kept, as `nagara up --database`",

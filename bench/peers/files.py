@@ -47,9 +47,11 @@ def run(*command: str | Path) -> None:
         raise AbsentError(f"{command[0]}: {done.stderr.strip()[-200:]}")
 
 
-def wait_mounted(target: Path) -> None:
+def wait_mounted(target: Path, process: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline_s = time.monotonic() + _WAIT_S
     while not os.path.ismount(target):
+        if process.poll() is not None:
+            raise AbsentError(f"ended: {log.read_text(errors='replace').strip()[-200:]}")
         if time.monotonic() > deadline_s:
             raise AbsentError("did not mount in time")
         time.sleep(0.02)
@@ -70,14 +72,13 @@ def background(target: Path, *command: str | Path) -> Iterator[Path]:
     if shutil.which(str(command[0])) is None:
         raise AbsentError(f"{command[0]} is not installed")
     with unmounting(target):
-        process = subprocess.Popen(
-            [str(c) for c in command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        log = target.with_name("said")
+        with log.open("wb") as said:
+            process = subprocess.Popen(
+                [str(c) for c in command], stdin=subprocess.DEVNULL, stdout=said, stderr=said
+            )
         try:
-            wait_mounted(target)
+            wait_mounted(target, process, log)
             yield target
         finally:
             subprocess.run(["umount", "-l", str(target)], capture_output=True)

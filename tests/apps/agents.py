@@ -9,9 +9,11 @@ import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from nagara.cli.agent import _serve, agent_socket
+from nagara.node.build import build_node
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
 for line in sys.stdin:
@@ -24,7 +26,12 @@ for line in sys.stdin:
         sys.stdout = sys.stderr
         state = Path(order["state"])
         try:
-            asyncio.run(_serve(state, agent_socket(state), None))
+            served = _serve(
+                build_node(state), state, agent_socket(state), None, None, end_with_input=False
+            )
+            asyncio.run(served)
+        except BaseException:  # noqa: BLE001 - told, and the process ends
+            traceback.print_exc()
         finally:
             os._exit(0)
     print(pid, flush=True)

@@ -1,7 +1,7 @@
 """Loads what chooses code by the CPU, has it compute, and tells by `chosen()` what it chose."""
 
 import ctypes
-import ssl  # noqa: F401  # brings OpenSSL's library in
+import ssl  # noqa: F401 - loads libcrypto
 import sys
 from pathlib import Path
 

@@ -21,8 +21,9 @@ from .conftest import Cluster, MakeCluster
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400)]
 
 APP = "obedient"
-# A start, on two cores that three machines and their client share.
-REPLACED_S = TTL_S + SKEW_S + 5.0
+# From a cut to the new replica's start, which takes what three machines and their client on the
+# same cores make of it: its recorded time is left out.
+REPLACED_S = TTL_S + 5.0
 
 
 @pytest.fixture
@@ -44,11 +45,14 @@ def holder(made: Cluster, client: Client) -> LabMachine:
     return made.machine_of(client.replica)
 
 
-def until_another_answers(client: Client, before: str) -> float:
-    """Seconds until a replica other than `before` has answered."""
+def until_another_answers(made: Cluster, client: Client, before: str) -> float:
+    """Seconds until a replica other than `before` has answered, without those of its start."""
     begun_s = time.monotonic()
     wait_for(lambda: client.replica not in ("", before), "it is not replaced")
-    return time.monotonic() - begun_s
+    waited_s = time.monotonic() - begun_s
+    (start,) = (one for one in made.starts() if one["replica"] == client.replica)
+    print(f"replaced after {waited_s:.1f} s; its start took {start['total_s']:.1f} s of them")
+    return waited_s - float(start["total_s"])
 
 
 def is_well(made: Cluster, client: Client) -> None:
@@ -61,7 +65,7 @@ def test_a_machine_that_is_cut_off_for_good_is_replaced_and_serves_no_more(made:
         cut = holder(made, client)
         before = client.replica
         cut.link.cut()
-        assert until_another_answers(client, before) < REPLACED_S
+        assert until_another_answers(made, client, before) < REPLACED_S
     is_well(made, client)
     (old, new) = lives(made, APP)
     assert (old.replica, old.machine) == (before, cut.name)
@@ -91,7 +95,7 @@ def test_a_link_that_heals_after_the_lease_brings_no_second_holder_back(made: Cl
         cut.link.cut()
         time.sleep(20)
         cut.link.heal()
-        until_another_answers(client, before)
+        until_another_answers(made, client, before)
         wait_for(lambda: len(made.ready_machines()) == 2, "it does not come back")
     is_well(made, client)
     wait_for(lambda: len(made.replicas_on(cut)) <= 1, "something is left on it")
@@ -129,7 +133,7 @@ def test_an_agent_that_stays_away_is_replaced_with_its_machine(made: Cluster) ->
         machine = holder(made, client)
         before = client.replica
         made.agents[machine.name].end(signal.SIGKILL)
-        assert until_another_answers(client, before) < REPLACED_S
+        assert until_another_answers(made, client, before) < REPLACED_S
     is_well(made, client)
 
 
@@ -149,7 +153,7 @@ def test_control_that_is_killed_and_comes_back_keeps_the_replica(made: Cluster) 
 def test_control_that_is_away_longer_than_the_leases_finds_no_second_holder(made: Cluster) -> None:
     assert made.control is not None
     made.control.end(signal.SIGKILL)
-    wait_for(lambda: _all_ended(made), "a replica outlives its lease", limit_s=REPLACED_S)
+    wait_for(lambda: _all_ended(made), "a replica outlives its lease", limit_s=60)
     made.begin_control()
     with Client(made, f"/{APP}/") as client:
         wait_for(lambda: client.replica, "nobody answers")

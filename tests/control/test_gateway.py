@@ -184,6 +184,15 @@ async def test_too_large_a_body_to_look_for_its_model_is_refused(stand: Any, tex
         assert answer.status == 413
 
 
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"[]", b"[" * 100_000, b'{"n": ' + b"9" * 5000])
+async def test_a_body_that_is_no_json_is_the_clients_mistake(
+    stand: Any, text: Any, body: bytes
+) -> None:
+    await stand.up(text())
+    async with stand.client.post("/v1/completions", data=io.BytesIO(body)) as answer:
+        assert answer.status == 400
+
+
 async def test_a_large_body_with_a_model_is_passed_on_whole(stand: Any, text: Any) -> None:
     await stand.up(text(command='["vllm", "serve", "big"]'))
     body = json.dumps({"model": "smol", "prompt": "x" * 3_000_000}).encode()

@@ -106,3 +106,30 @@ async def test_a_limit_that_is_none_is_refused(stand: Any, text: Any, query: str
     headers = {"Authorization": f"Bearer {token}"}
     async with stand.client.post(f"/api/keys?{query}", headers=headers) as answer:
         assert answer.status == 400
+
+
+async def test_all_keys_of_a_tenant_are_bounded_together_beside_their_own_bounds(
+    stand: Any, text: Any, until: Any
+) -> None:
+    await stand.up(text())
+    bounds = await stand.admin("PUT", "/api/tenants/default?concurrency=1")
+    assert bounds == {"default": {"per_minute": None, "concurrency": 1}}
+    async with await new_key(stand, "apps=other") as foreign, await new_key(stand, "") as client:
+        async with foreign.get("/smol/health") as answer:  # no use of the tenant's
+            assert answer.status == 403
+        running = asyncio.create_task(client.get("/smol/wait"))
+        await until(lambda: bool(stand.node.live) and stand.replica().running == 1)
+        status, body = await stand.get("/smol/health")
+        assert (status, json.loads(body)["error"]["code"]) == (429, "tenant_concurrency")
+        await stand.admin("PUT", "/api/tenants/default?concurrency=2")
+        assert (await stand.get("/smol/health"))[0] == 200
+        stand.replica().let_go()
+        (await running).close()
+    await stand.admin("PUT", "/api/tenants/default?per_minute=2")
+    await stand.down()
+    await stand.up()
+    tenants = (await stand.admin("GET", "/api/tenants"))["tenants"]
+    assert tenants == {"default": {"per_minute": 2, "concurrency": None}}
+    assert [(await stand.get("/smol/health"))[0] for _ in range(3)] == [200, 200, 429]
+    await stand.admin("PUT", "/api/tenants/default")  # none any more
+    assert (await stand.get("/smol/health"))[0] == 200

@@ -152,18 +152,36 @@ async def test_a_replica_that_cannot_be_asked_to_end_is_gone_when_its_lease_is_o
     assert not place.pool.is_present(order.lease)
 
 
+@pytest.mark.parametrize("was_asked", [True, False])
 async def test_replicas_of_a_silent_machine_are_told_as_last_seen_while_their_lease_runs(
-    place: Place,
+    place: Place, was_asked: bool
 ) -> None:
     order = place.order("there", ELSEWHERE)
     await place.machines.start(order)
-    await place.machines.replicas()
+    if was_asked:
+        await place.machines.replicas()
     place.cut_off()
     assert [one.replica for one in await place.machines.replicas()] == ["there"]
     place.pool.abandon(order.lease)
     await place.clock.advance(TTL_S + SKEW_S)
     await place.pool.tick()
     assert await place.machines.replicas() == ()
+
+
+async def test_what_is_left_of_a_replica_whose_lease_is_over_goes_when_its_machine_is_back(
+    place: Place,
+) -> None:
+    order = place.order("there", ELSEWHERE)
+    await place.machines.start(order)
+    place.cut_off()
+    place.pool.abandon(order.lease)
+    await place.clock.advance(TTL_S + SKEW_S)
+    await place.pool.tick()
+    await place.machines.stop("there")  # it cannot be asked, and need not be
+    place.other.is_reachable = True
+    assert [one.replica for one in await place.machines.replicas()] == ["there"]
+    await place.machines.stop("there")
+    assert not place.other.live
 
 
 async def test_exits_of_all_machines_are_heard(place: Place) -> None:

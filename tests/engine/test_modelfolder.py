@@ -99,6 +99,47 @@ def test_a_shape_that_does_not_match_its_bytes_is_refused(folder: Path) -> None:
         check_model_folder(folder)
 
 
+def _entry(start: object, end: object, shape: object = (4,), dtype: object = "F32") -> object:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    ("header", "size"),
+    [
+        ({"a": _entry(-16, 0), "b": _entry(0, 16)}, 16),
+        ({"a": _entry(0, 16), "b": _entry(0, 16)}, 16),
+        ({"a": _entry(0, 16), "b": _entry(8, 24)}, 24),
+        ({"a": _entry(0, 16), "b": _entry(20, 36)}, 36),
+        ({"a": _entry(16, 32)}, 32),
+        ({"a": _entry(0.0, 16.0)}, 16),
+        ({"a": _entry(False, 16)}, 16),
+        ({"a": _entry(0, 16, ["4"])}, 16),
+        ({"a": _entry(0, 16, [4.0])}, 16),
+        ({"a": _entry(0, 16, [-2, -2])}, 16),
+        ({"a": _entry(0, 16, 4)}, 16),
+        ({"a": {**_entry(0, 16), "data_offsets": [0]}}, 16),  # type: ignore[dict-item]
+        ([], 0),
+    ],
+)
+def test_a_crafted_header_is_refused(folder: Path, header: object, size: int) -> None:
+    raw = json.dumps(header).encode()
+    file = folder / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(size))
+    with pytest.raises(ModelFolderError) as refused:
+        check_model_folder(folder)
+    assert refused.value.where == str(file)
+
+
+def test_a_header_that_ends_the_parsers_stack_is_refused(folder: Path) -> None:
+    raw = b"[" * 100_000
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw)
+    with pytest.raises(ModelFolderError, match="cannot be read"):
+        check_model_folder(folder)
+    (folder / "config.json").write_bytes(raw)
+    with pytest.raises(ModelFolderError, match=r"config\.json"):
+        check_model_folder(folder)
+
+
 def test_a_missing_shard_is_named(folder: Path) -> None:
     shard_it(folder)
     (folder / "two.safetensors").unlink()

@@ -79,3 +79,15 @@ async def test_a_client_that_goes_away_ends_its_request(tiny):
             short = {"model": "tiny", "prompt": "the", "max_tokens": 1}
             async with http.post(f"{url}/v1/completions", json=short) as answer:
                 assert answer.status == 200
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "[" * 100_000])
+async def test_what_ends_the_json_parser_is_the_clients_mistake(served, number):
+    body = f'{{"model": "tiny", "prompt": "the", "max_tokens": {number}}}'
+    call = {"id": "1", "type": "function", "function": {"name": "x", "arguments": number}}
+    chat = {"model": "tiny", "messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}]}
+    async with ClientSession() as http:
+        async with http.post(f"{served}/v1/completions", data=body) as answer:
+            assert answer.status == 400
+        async with http.post(f"{served}/v1/chat/completions", json=chat) as answer:
+            assert answer.status == 400

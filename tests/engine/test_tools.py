@@ -54,3 +54,9 @@ def test_what_is_no_call_is_given_out_unchanged(text):
 def test_arguments_are_always_json_text():
     _, calls = parse('<tool_call>{"name": "f"}</tool_call>')
     assert json.loads(calls[0].arguments) == {}
+
+
+@pytest.mark.parametrize("inside", ["9" * 5000, "[" * 100_000, '{"name": ' + "9" * 5000 + "}"])
+def test_what_ends_the_json_parser_is_no_call(inside):
+    text = f"<tool_call>{inside}</tool_call>"
+    assert parse(text) == (text, [])

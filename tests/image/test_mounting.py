@@ -18,10 +18,11 @@ from nagara.image.images import add_image, find_image, remove_image
 from nagara.image.lazy_layer import READ_AHEAD_KIB
 from nagara.image.mounting import Method
 from nagara.image.mounts import device_of, mount_points
+from nagara.image.trace import Pack, Trace, write_trace
 from nagara.image.tree import Node, new_folder
 from nagara.store.collecting import collect_local
 from nagara.store.errors import FullError
-from nagara.store.names import WHOLE_LIMIT_BYTES
+from nagara.store.names import WHOLE_LIMIT_BYTES, name_bytes
 from nagara.store.roots import put_list
 from nagara.testing.objects import noise
 from nagara.testing.origin import Origin
@@ -185,6 +186,28 @@ def test_a_crafted_trace_is_passed_over_and_the_image_shown_all_the_same(
     mounted = machine.show(target)
     assert machine.mounts.progress(mounted).objects == 0
     assert listing(target) == listing(source)
+
+
+def test_a_trace_from_outside_fetches_nothing_but_the_images_own(
+    maker: Any, make_far_machine: MachineMaker, source: Path, tmp_path: Path, far: Origin
+) -> None:
+    image, store = find_image(maker.store(), "image"), maker.store()
+    own = name_bytes((source / "medium").read_bytes())
+    foreign = [store.put_bytes(noise(90_000, 50 + number)) for number in range(3)]
+    pack = store.put_bytes(b"".join(store.read(name) for name in (own, *foreign)))
+    places = [own.size + number * 90_000 for number in range(3)]
+    packs = (Pack(pack, ((own, 0), *zip(foreign, places, strict=True))),)
+    crafted = store.put_bytes(
+        write_trace(Trace(tuple((name, ()) for name in (*foreign, own)), packs))
+    )
+    kept = put_list(store, [crafted, pack, *foreign])
+    maker.publish(far, replace(image, trace=crafted, trace_list=kept))
+    machine, target = make_far_machine(), tmp_path / "mnt"
+    mounted = machine.show(target)
+    while machine.mounts.progress(mounted).is_running:
+        time.sleep(0.01)
+    assert machine.store().local.has(own)
+    assert not any(machine.store().local.has(name) for name in foreign)
 
 
 def test_pinned_images_survive_eviction_and_collection(

@@ -71,7 +71,7 @@ def test_chunks_of_one_object_are_fetched_side_by_side_and_only_those_of_the_tra
     tier.interfere = held = Held()
     name = put(tier, LARGE)
     prefetcher = Prefetcher(far_store)
-    prefetcher.start_trace("job", Trace(((name, (9, 2, 5)),)))
+    prefetcher.start_trace("job", lambda: Trace(((name, (9, 2, 5)),)))
     for _ in range(3):
         assert held.asked.acquire(timeout=WAIT_S)
     assert prefetcher.progress("job").is_running
@@ -91,7 +91,7 @@ def test_from_near_what_is_needed_first_does_not_share_the_line_with_all_the_res
     name = put(tier, LARGE)
     prefetcher = Prefetcher(far_store)
     order = (7, 3, 11, 0, 5, 9, 2, 12)
-    prefetcher.start_trace("job", Trace(((name, order),)), 0.0)
+    prefetcher.start_trace("job", lambda: Trace(((name, order),)), 0.0)
     for _ in range(at_once_bytes(0.0) // CHUNK_BYTES):
         assert held.asked.acquire(timeout=WAIT_S)
     first = [start // CHUNK_BYTES for key, start, _ in tier.reads if key == name.key]
@@ -108,7 +108,7 @@ def test_two_jobs_of_one_name_do_not_count_each_others_work(
     names = [put(tier, noise(5000, seed)) for seed in range(4)]
     listing = put_list(far_store, names)
     prefetcher = Prefetcher(far_store)
-    prefetcher.start_trace("job", Trace(tuple((name, ()) for name in names)))
+    prefetcher.start_trace("job", lambda: Trace(tuple((name, ()) for name in names)))
     assert held.asked.acquire(timeout=WAIT_S)
     prefetcher.start_fill("job", listing)
     wait_until(lambda: prefetcher.progress("job").left > 0)

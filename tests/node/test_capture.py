@@ -150,7 +150,7 @@ async def test_a_machine_without_data_layers_shows_a_snapshot_in_another_way(
         for _ in range(2):
             report = await yard.start(spec)
             assert (report.kind, report.fallback) == (StartKind.RESTORED, None)
-            assert await yard.tell(report.replica, "answer = os.listdir('/srv')") == ["made"]
+            assert "made" in await yard.tell(report.replica, "answer = os.listdir('/srv')")
             await yard.stop(report.replica)
         assert yard.leftovers() == []
     finally:

@@ -140,6 +140,11 @@ async def test_the_parts_of_its_host_stage_are_told_and_add_up(clone):
     assert sum(parts.values()) == pytest.approx(stages["host"])
 
 
+async def test_the_kernel_is_not_tried_out_again(clone):
+    log = clone.yard.state / "node/replicas" / clone.report.replica / "criu/restore.log"
+    assert "criu.kdat does not exist" not in log.read_text(errors="replace")
+
+
 async def test_what_it_writes_is_in_its_log(clone):
     await clone("import sys; print('a line of the clone', flush=True)")
     log = await clone.yard.node.logs(clone.report.replica)

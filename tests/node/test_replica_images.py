@@ -8,11 +8,8 @@ import pytest
 from nagara.contract.replica import TierRead
 from nagara.image.identity import KEY, Identity, to_config
 from nagara.image.images import Image
-from nagara.node.replica_images import (
-    _difference,
-    _touched_bytes,
-    app_image,
-)
+from nagara.node.files_read import difference, touched_bytes
+from nagara.node.replica_images import app_image
 from nagara.node.run_settings import SYSTEM_PATH, run_settings
 from nagara.store.names import CHUNK_BYTES, ObjectName
 
@@ -62,15 +59,15 @@ def test_other_settings_are_another_fingerprint() -> None:
 
 def test_of_a_large_object_the_touched_chunks_count() -> None:
     large = ObjectName(b"\x02" * 32, (64 << 20) + 10)
-    assert _touched_bytes((NAME, 0)) == 5000
-    assert _touched_bytes((large, 3)) == CHUNK_BYTES
-    assert _touched_bytes((large, 16)) == 10
+    assert touched_bytes((NAME, 0)) == 5000
+    assert touched_bytes((large, 3)) == CHUNK_BYTES
+    assert touched_bytes((large, 16)) == 10
 
 
-def test_what_tiers_gave_meanwhile_is_the_difference() -> None:
+def test_what_tiers_gave_meanwhile_is_thedifference() -> None:
     before = (TierRead("local", 5, 500),)
     after = (TierRead("local", 7, 900), TierRead("zone", 1, 10), TierRead("s3", 0, 0))
-    assert _difference(before, after) == (TierRead("local", 2, 400), TierRead("zone", 1, 10))
+    assert difference(before, after) == (TierRead("local", 2, 400), TierRead("zone", 1, 10))
 
 
 def test_names_of_an_apps_trees_differ() -> None:

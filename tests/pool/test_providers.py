@@ -113,7 +113,9 @@ async def test_how_a_launch_script_ends_says_what_is_known(
     assert type(caught.value) is error
 
 
-@pytest.mark.parametrize("out", ["", "{", "{}", "[1]", '[{"name": 1}]', '[{"id": "x"}]'])
+@pytest.mark.parametrize(
+    "out", ["[" * 60_000, "", "{", "{}", "[1]", '[{"name": 1}]', '[{"id": "x"}]']
+)
 async def test_nonsense_of_a_script_is_an_error_and_no_list(tmp_path: Path, out: str) -> None:
     provider = CommandProvider("rack", scripts(tmp_path, f"print({out!r})"))
     with pytest.raises(ProviderError):

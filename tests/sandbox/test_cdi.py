@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nagara.sandbox import cdi
-from nagara.sandbox.bundle import Bundle
+from nagara.sandbox.bundle import Bundle, User
 from nagara.sandbox.cdi import CdiError, DeviceEdits, check_device_name, find_devices, parse_spec
 
 NODE = {"path": "/dev/made0", "type": "c", "major": 511, "minor": 3}
@@ -118,6 +118,35 @@ def test_a_later_folder_wins(folder, tmp_path):
         {"containerEdits": {"mounts": [{"hostPath": "/x"}]}},
         {"devices": [{"containerEdits": {}}]},
         {"containerEdits": []},
+        {"cdiVersion": "2.0.0"},
+        {"cdiVersion": "0.2.0"},
+        {"cdiVersion": "1.0"},
+        {"cdiVersion": 1.0},
+        {"kind": ["made.up/gpu"]},
+        {"kind": "gpu"},
+        {"devices": 5},
+        {"devices": [{"name": "0"}, {"name": "1"}, {"name": "0"}]},
+        {"devices": [{"name": "../0"}]},
+        {"devices": [{"name": "é"}]},
+        {"devices": [{"name": 0}]},
+        {"containerEdits": {"env": "NAME=value"}},
+        {"containerEdits": {"env": ["NAME"]}},
+        {"containerEdits": {"env": ["=value"]}},
+        {"containerEdits": {"env": [5]}},
+        {"containerEdits": {"deviceNodes": {"path": "/dev/null"}}},
+        {"containerEdits": {"deviceNodes": [{**NODE, "path": "dev/made"}]}},
+        {"containerEdits": {"deviceNodes": [{**NODE, "path": "/dev/../etc/passwd"}]}},
+        {"containerEdits": {"deviceNodes": [{**NODE, "type": "p"}]}},
+        {"containerEdits": {"deviceNodes": [{**NODE, "major": [1]}]}},
+        {"containerEdits": {"deviceNodes": [{**NODE, "minor": -1}]}},
+        {"containerEdits": {"deviceNodes": [{**NODE, "fileMode": "0666"}]}},
+        {"containerEdits": {"deviceNodes": [{**NODE, "uid": True}]}},
+        {"containerEdits": {"hooks": [{"hookName": "prestart", "path": "x"}]}},
+        {"containerEdits": {"hooks": [{"hookName": "prestart", "path": "/x", "args": "x"}]}},
+        {"containerEdits": {"hooks": [{"hookName": "prestart", "path": "/x", "timeout": -1}]}},
+        {"containerEdits": {"mounts": [{"hostPath": "x", "containerPath": "/x"}]}},
+        {"containerEdits": {"mounts": [{"hostPath": "/x", "containerPath": "/x/../y"}]}},
+        {"containerEdits": {"additionalGids": [None]}},
     ],
 )
 def test_what_is_not_understood_is_refused_as_a_whole(change):
@@ -127,7 +156,7 @@ def test_what_is_not_understood_is_refused_as_a_whole(change):
 
 def test_numbers_that_the_file_leaves_out_are_those_of_the_machine(tmp_path):
     node = {"path": "/dev/inside", "hostPath": "/dev/null"}
-    spec = {"kind": "made.up/x", "devices": [], "containerEdits": {"deviceNodes": [node]}}
+    spec = {"cdiVersion": "0.5.0", "kind": "made.up/x", "containerEdits": {"deviceNodes": [node]}}
     spec["devices"] = [{"name": "0", "containerEdits": {}}]
     (made,) = parse_spec(spec)[1]["0"].nodes
     real = os.stat("/dev/null").st_rdev  # noqa: PTH116
@@ -181,3 +210,64 @@ def test_what_a_machine_knows_is_told_or_why_nothing(folder, tmp_path, monkeypat
     monkeypatch.setenv("PATH", "")
     with pytest.raises(CdiError, match="no spec file"):
         cdi.known_devices()
+
+
+def test_a_file_without_a_version_is_refused():
+    with pytest.raises(CdiError, match="lacks 'cdiVersion'"):
+        parse_spec({key: value for key, value in SPEC.items() if key != "cdiVersion"})
+
+
+def test_what_two_files_of_one_folder_both_name_is_neithers(folder, tmp_path):
+    changed = {**SPEC, "devices": [{"name": "0"}, {"name": "more"}]}
+    (folder / "other.json").write_text(json.dumps(changed))
+    with pytest.raises(CdiError, match=r"made.up/gpu=0 is in .*made.json and in .*other.json"):
+        find_devices(["made.up/gpu=0"], [folder])
+    assert find_devices(["made.up/gpu=all"], [folder]).nodes
+    assert find_devices(["made.up/gpu=more"], [folder]).nodes
+    later = tmp_path / "later"
+    later.mkdir()
+    (later / "made.json").write_text(json.dumps(SPEC))
+    assert find_devices(["made.up/gpu=0"], [folder, later]).env == ("MADE_UP_VISIBLE=0",)
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_what_is_no_spec_file_hangs_and_breaks_nothing(folder, tmp_path, suffix, monkeypatch):
+    class OwnError(Exception):
+        pass
+
+    def refuse(_):
+        raise OwnError("a tab")
+
+    yaml = type("Yaml", (), {"safe_load": staticmethod(refuse), "YAMLError": OwnError})
+    monkeypatch.setattr(cdi.importlib, "import_module", lambda name: yaml)
+    os.mkfifo(folder / f"pipe.{suffix}")
+    (folder / f"endless.{suffix}").symlink_to("/dev/zero")
+    (folder / f"nowhere.{suffix}").symlink_to("nowhere")
+    (folder / f"folder.{suffix}").mkdir()
+    (folder / f"deep.{suffix}").write_text("[" * 100_000)
+    (folder / f"bytes.{suffix}").write_bytes(b"\xff\xfe")
+    with (folder / f"large.{suffix}").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(CdiError) as raised:
+        find_devices(["made.up/gpu=7"], [folder])
+    for name in ("pipe", "endless", "nowhere", "folder", "deep", "bytes", "large"):
+        assert f"{name}.{suffix}: " in str(raised.value)
+    assert find_devices(["made.up/gpu=0"], [folder]).nodes
+
+
+def test_a_link_to_a_spec_file_is_one(folder, tmp_path):
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/made.json").symlink_to(folder / "made.json")
+    assert find_devices(["made.up/gpu=0"], [tmp_path / "linked"]).nodes
+
+
+def test_variables_take_the_place_of_the_apps_and_groups_come_beside_its_own():
+    edits = DeviceEdits(env=("A=device", "B=device"), groups=(44, 7))
+    who = User(1000, 1000, (7, 8))
+    bundle = Bundle(
+        "c", "g", Path("/root"), ("x",), {"A": "app", "C": "app"}, Path("/ns"),
+        user=who, devices=edits,
+    )  # fmt: skip
+    process = bundle.config()["process"]
+    assert process["env"] == ["C=app", "A=device", "B=device"]
+    assert process["user"]["additionalGids"] == [7, 8, 44]

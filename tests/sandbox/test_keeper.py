@@ -352,7 +352,15 @@ print(subprocess.Popen(["sleep", "65"], start_new_session=True).pid, flush=True)
 async def test_what_is_no_request_gets_an_error_and_nothing_else_happens(kept):
     with connect(kept.folder / "keeper.sock", timeout_s=10) as connection:
         lines = connection.makefile("rb")
-        for request in (b"not json", b"[]", b'{"op": "dance"}', b'{"op": "signal"}', b'"op"'):
+        nonsense = (
+            b"not json",
+            b"[" * 60_000,
+            b"[]",
+            b'{"op": "dance"}',
+            b'{"op": "signal"}',
+            b'"op"',
+        )
+        for request in nonsense:
             connection.sendall(request + b"\n")
             assert "error" in json.loads(lines.readline()), request
     assert await kept.client.children() == ()

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from nagara.snapshot import canary
 from nagara.snapshot.canary import (
     LOGPROB_TOLERANCE,
     Answer,
@@ -101,8 +102,15 @@ def test_plain_answers_agree_when_they_are_equal():
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"<html>", b"[]", b"{}", b'{"choices": 1}', b'{"choices": [{}]}']
-)
+    "body",
+    [
+        b"", b"<html>", b"[]", b"{}", b'{"choices": 1}', b'{"choices": [{}]}',
+        b'{"choices": ["x"]}', b'{"choices": [{"text": "x", "logprobs": [1]}]}',
+        b'{"choices": [{"text": "x", "logprobs": {"content": "x"}}]}', b"[" * 100_000,
+        b'{"choices": [{"text": "x", "logprobs": {"token_logprobs": {"a": 1}}}]}',
+        b'{"choices": ' + b"[" * 900 + b"]" * 900 + b"}",
+    ],
+)  # fmt: skip
 def test_what_is_no_openai_answer_is_refused(body):
     with pytest.raises(CanaryError, match="no OpenAI answer"):
         canonical(OPENAI, Answer(200, body))
@@ -144,6 +152,14 @@ def test_a_question_without_a_body_is_a_get_and_with_one_a_post():
 def test_a_torn_answer_is_none(parts):
     ours, _, thread = server_saying(*parts)
     with pytest.raises(CanaryError):
+        ask(ours, "/p", timeout_s=5)
+    thread.join()
+
+
+def test_an_answer_without_an_end_is_left(monkeypatch):
+    monkeypatch.setattr(canary, "ANSWER_LIMIT_BYTES", 100_000)
+    ours, _, thread = server_saying(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 100_001)
+    with pytest.raises(CanaryError, match="more than 100000 bytes"):
         ask(ours, "/p", timeout_s=5)
     thread.join()
 

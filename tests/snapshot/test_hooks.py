@@ -1,9 +1,12 @@
 """What an app does before it is saved and after it is put back, in processes of its own."""
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -157,9 +160,6 @@ def replica(monkeypatch, tmp_path):
 
 def answering(path, line):
     """A listener that answers one request with `line`."""
-    import socket
-    import threading
-
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
     server.listen()
@@ -181,8 +181,6 @@ def test_an_app_without_hooks_is_no_error(replica):
 
 
 def test_a_socket_left_by_a_process_that_has_ended_counts_as_none(replica):
-    import socket
-
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(replica.socket))
     assert call_hook(1234, {"do": "before_snapshot"}, timeout_s=5) is False
@@ -196,6 +194,8 @@ def test_a_socket_left_by_a_process_that_has_ended_counts_as_none(replica):
         (b"nonsense\n", "answered b'nonsense"),
         (b"[]\n", "answered"),
         (b"{}\n", "answered"),
+        (b"[" * 60_000, "answered"),
+        (b"x" * 70_000, "says more than 65536 bytes"),
     ],
 )
 def test_a_hook_that_fails_or_talks_nonsense_is_an_error(replica, line, words):
@@ -203,6 +203,53 @@ def test_a_hook_that_fails_or_talks_nonsense_is_an_error(replica, line, words):
     with pytest.raises(SnapshotError, match=words):
         call_hook(1234, {"do": "before_snapshot"}, timeout_s=5)
     thread.join()
+
+
+def test_a_hook_that_dribbles_is_left_after_the_time_limit(replica):
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(replica.socket))
+    server.listen()
+    is_over = threading.Event()
+
+    def dribble():
+        with server:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                while not is_over.wait(0.02):
+                    connection.sendall(b" ")
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    with pytest.raises(SnapshotError, match="timed out"):
+        call_hook(1234, {"do": "after_restore"}, timeout_s=0.3)
+    is_over.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("linked", ["socket", "folder"])
+def test_no_link_that_an_app_lays_is_followed(replica, tmp_path, linked):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    machines = outside / replica.socket.name
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(machines))
+        server.listen()
+        if linked == "socket":
+            replica.socket.symlink_to(machines)
+        else:
+            replica.socket.parent.rmdir()
+            replica.socket.parent.symlink_to(outside)
+        assert call_hook(1234, {"do": "before_snapshot"}, timeout_s=1) is False
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_an_app_cannot_make_threads_of_the_nodes_by_the_thousand(replica):
+    for number in range(1100):
+        replica.socket.with_name(f"hook.sock.{number}").touch()
+    with pytest.raises(SnapshotError, match="1100 processes have hooks"):
+        call_hook(1234, {"do": "before_snapshot"}, timeout_s=1)
 
 
 def test_a_hook_that_works_is_true(replica):

@@ -1,3 +1,6 @@
+import contextlib
+import socket
+import threading
 import time
 from email.utils import formatdate
 
@@ -5,7 +8,7 @@ import pytest
 
 from nagara.base.errors import UsageError
 from nagara.store.errors import AbsentError, BadNameError, UnavailableError
-from nagara.store.http_tier import HttpTier
+from nagara.store.http_tier import HttpTier, _seconds
 from nagara.store.retrying import RefusedError, RetryPolicy
 from nagara.testing.objects import noise, put_object
 from nagara.testing.origin import Behaviour, Origin
@@ -144,3 +147,64 @@ def test_a_key_cannot_leave_its_place(origin: Origin, key: str) -> None:
 def test_an_address_is_http(url: str) -> None:
     with pytest.raises(UsageError):
         HttpTier(url, "default")
+
+
+class Dripping:
+    """A server that never ends the beginning of an answer: it repeats a piece of it."""
+
+    def __init__(self, first: bytes, piece: bytes) -> None:
+        self._first, self._piece = first, piece
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> "Dripping":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.recv(4096)
+                connection.sendall(self._first)
+                while True:
+                    connection.sendall(self._piece)
+                    time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("first", "piece"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"", b"H"),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"y"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 100000\r\n\r\n", b"x"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"x"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1"),
+    ],
+)
+def test_an_answer_that_drips_for_ever_ends_at_the_deadline(first: bytes, piece: bytes) -> None:
+    with Dripping(first, piece) as server:
+        tier = HttpTier(server.url, "default", retries=Patience().policy())
+        with pytest.raises(UnavailableError):
+            tier.read("sha256/x", 0, 100_000, time.monotonic() + 0.4)
+        with pytest.raises(UnavailableError):
+            tier.read_all("sha256/x", 100_000, time.monotonic() + 0.4)
+        tier.close()
+
+
+@pytest.mark.parametrize(
+    "header", ["²", "-5", "soon", "9" * 400, "Mon, 01 Jan 0001 00:00:00 -0000", ""]
+)
+def test_a_wait_that_makes_no_sense_is_none(header: str) -> None:
+    wait_s = _seconds(header)
+    assert wait_s is None or wait_s >= 0

@@ -16,6 +16,7 @@ import click
 
 from nagara.base.errors import UsageError
 from nagara.base.folder_lock import only_holder
+from nagara.base.units import parse_size_bytes
 from nagara.cli.agent_record import recorded
 from nagara.cli.machine_checks import checks_of_machine, running_monitor
 from nagara.cli.settings import Settings
@@ -48,6 +49,14 @@ def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...])
         except ValueError:
             raise click.BadParameter(f"{address!r} is no IPv4 address", param=option) from None
     return given
+
+
+def size(_: click.Context, option: click.Parameter, given: str | None) -> int | None:
+    """Reads a size such as `200GB`."""
+    try:
+        return None if given is None else parse_size_bytes(given)
+    except UsageError as error:
+        raise click.BadParameter(error.what, param=option) from None
 
 
 @click.command()
@@ -87,6 +96,13 @@ def addresses(_: click.Context, option: click.Parameter, given: tuple[str, ...])
     help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
 )
 @click.option(
+    "--disk-budget",
+    metavar="SIZE",
+    callback=size,
+    help="Bound logs, store, snapshots and old versions of this machine together (200GB); what "
+    "nobody needs goes, the oldest first  [default: none]",
+)
+@click.option(
     "--cache",
     metavar="HOST:PORT",
     help="Serve this machine's images, models and snapshots to the others there.",
@@ -98,6 +114,7 @@ def agent(
     path: Path | None,
     allow_user: str | None,
     dns: tuple[str, ...],
+    disk_budget: int | None,
     listen: str | None,
     token_file: Path | None,
     certificates: Path | None,
@@ -107,7 +124,7 @@ def agent(
     """Run this machine's node agent alone."""
     owner = _user_id(allow_user) if allow_user else None
     at = None if listen is None else split_address(listen, is_own=True)
-    serves_at = None if cache is None else split_address(cache)
+    serves_at = None if cache is None else split_address(cache, is_own=True)
     if at is None and serves_at is None and (token_file or certificates):
         raise UsageError("other machines are not served", hint="add --listen HOST:PORT")
     hint = "another agent serves this state folder: is `nagara up` running already?"
@@ -121,8 +138,9 @@ def agent(
                 offer = None if at is None else (*at, cluster)
                 token = member_token(cluster.token.value.encode())
                 member = Member(token, certificates, serves_at)
-            with serving_objects(settings.state / "store", member):
+            with serving_objects(settings.state / "store", member) as member:
                 node = build_node(settings.state, dns, member)
+                node.budget.limit_bytes = disk_budget
                 served = _serve(
                     node, settings.state, socket, owner, offer, end_with_input=end_with_input
                 )

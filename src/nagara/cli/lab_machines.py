@@ -38,8 +38,12 @@ _LOCK = "laboratory.lock"
 _NETWORK = "10.77.0"
 _READY_S = 30.0
 _FIRST = (
-    "trap '' CHLD; mount -t tmpfs run /run && mount -t tmpfs shm /dev/shm && hostname {name}"
-    " && ip link set lo up && echo ready && read -r line"
+    "mount -t tmpfs run /run && mount -t tmpfs shm /dev/shm && hostname {name}"
+    " && ip link set lo up && echo ready && exec {python} -S -c '{waiting}'"
+)
+# Whoever has lost its parent is this one's child: its end is to be taken note of.
+_WAITING = (
+    "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); sys.stdin.buffer.read()"
 )
 _UNSHARE = (
     *("unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child"),
@@ -91,7 +95,8 @@ class Namespaces:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        first = ["sh", "-c", _FIRST.format(name=name)]
+        program = _FIRST.format(name=name, python=sys.executable, waiting=_WAITING)
+        first = ["sh", "-c", program]
         self._outer = subprocess.Popen(
             [*_UNSHARE, *first], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for us, who end it afterwards

@@ -6,6 +6,7 @@ before the control process gives up its rights.
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -174,20 +175,42 @@ async def _engines(
 
 
 def agent_options(
-    wish: Wanted, cache: str | None, running: Path | None, dns: Sequence[str]
+    wish: Wanted,
+    cache: str | None,
+    running: Path | None,
+    dns: Sequence[str],
+    disk_bytes: int | None,
 ) -> list[str]:
     """What this machine's own agent is started with.
 
     Args:
-        cache: where it is to serve its objects, if it is.
+        cache: where it is to serve its objects; None: wherever the cluster's other machines reach
+            it, if there is a cluster.
         running: the socket of an agent that is used instead of an own one.
         dns: resolvers of its replicas.
+        disk_bytes: bounds what it keeps on its disk.
     """
-    resolvers = [word for address in dns for word in ("--dns", address)]
+    plain = [word for address in dns for word in ("--dns", address)]
+    plain += [] if disk_bytes is None else ["--disk-budget", f"{disk_bytes}B"]
+    if cache is None and wish.cluster is not None and running is None:
+        cache = _own_cache(wish.cluster)
     if cache is None:
-        return resolvers
+        return plain
     if running is not None:
         raise UsageError("an agent that runs already is told so itself", where="--cache")
     given = (("--token-file", wish.token_file), ("--certificates", wish.certificates))
     member = [word for name, path in given if path for word in (name, str(path))]
-    return [*resolvers, "--cache", cache, *member]
+    return [*plain, "--cache", cache, *member]
+
+
+def _own_cache(cluster: str) -> str | None:
+    """This machine as others of a Ray cluster see it, at any port; None: that is not known."""
+    named = cluster.removeprefix("ray://").rpartition(":")[0]
+    elsewhere = named if named not in ("", "head") else "192.0.2.1"  # nobody's, by RFC 5737
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            asking.connect((elsewhere, 9))  # sends nothing; the way there decides
+            host = str(asking.getsockname()[0])
+    except OSError:
+        return None
+    return None if host.startswith("127.") else f"{host}:0"

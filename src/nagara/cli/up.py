@@ -20,7 +20,7 @@ import click
 
 from nagara.base.errors import NagaraError, UsageError
 from nagara.base.linux import die_with_parent
-from nagara.cli.agent import addresses, agent_socket
+from nagara.cli.agent import addresses, agent_socket, size
 from nagara.cli.reaching import agent_options, reached, wanted
 from nagara.cli.settings import Settings
 from nagara.cli.text_file import read_text_file
@@ -117,6 +117,20 @@ _log = logging.getLogger(__name__)
     callback=addresses,
     help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
 )
+@click.option(
+    "--callback-host",
+    metavar="HOST",
+    multiple=True,
+    help="A host that queued requests may have called back, by name or pattern (*.example.com); "
+    "may be repeated  [default: none]",
+)
+@click.option(
+    "--disk-budget",
+    metavar="SIZE",
+    callback=size,
+    help="Bound logs, store, snapshots and old versions of this machine together (200GB); what "
+    "nobody needs goes, the oldest first  [default: none]",
+)
 @click.option("--keep-replicas", is_flag=True, help="Leave ready replicas running at the end.")
 @click.option("--end-with-parent", is_flag=True, hidden=True)
 @click.pass_obj
@@ -137,6 +151,8 @@ def up(
     database: str | None,
     otlp: str | None,
     dns: tuple[str, ...],
+    disk_budget: int | None,
+    callback_host: tuple[str, ...],
     keep_replicas: bool,
     end_with_parent: bool,
 ) -> None:
@@ -150,7 +166,7 @@ def up(
     wish = wanted(slots, pool_file, cluster, token_file, certificates)
     user = user or os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     settings.state.mkdir(parents=True, exist_ok=True)
-    options = agent_options(wish, cache, socket, dns)
+    options = agent_options(wish, cache, socket, dns, disk_budget)
 
     async def run() -> None:
         async with (
@@ -160,12 +176,9 @@ def up(
             if user:
                 _become(user, settings.state)
             control = Control(
-                settings.state,
-                RemoteNode(path),
-                machines.pool,
-                nodes=machines.nodes,
-                models=_finder(settings.models_dir),
-                host=host, port=port, auth=auth, otlp=otlp, database=database,
+                *(settings.state, RemoteNode(path), machines.pool),
+                nodes=machines.nodes, host=host, port=port, models=_finder(settings.models_dir),
+                auth=auth, otlp=otlp, database=database, callback_hosts=callback_host,
             )  # fmt: skip
             _stop_on_signal(control, keep=keep_replicas, is_tied=end_with_parent)
             await control.run(partial(_announce, settings.state), app_file=app_file)

@@ -11,6 +11,7 @@ from nagara.base.errors import NagaraError
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    DiskReport,
     ImageOrder,
     ImageReport,
     NodeFacts,
@@ -105,6 +106,10 @@ class Node(Protocol):
 
     async def usage(self) -> tuple[ReplicaUsage, ...]:
         """What its ready replicas use; those of which nothing is known are left out."""
+        ...
+
+    async def disk(self) -> DiskReport:
+        """What it keeps on its disk, and what it has removed to keep to its budget."""
         ...
 
     def exits(self) -> AsyncIterator[ReplicaStatus]:

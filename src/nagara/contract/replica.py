@@ -291,6 +291,15 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskReport:
+    """What a node keeps on its disk, by part, and what it has removed of it, by kind. Bytes."""
+
+    limit_bytes: int | None  # None: not bounded
+    parts: tuple[tuple[str, int], ...]
+    removed: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaUsage:
     """What a replica uses of what it may use; None: not known, or not bounded.
 

@@ -23,7 +23,7 @@ from nagara.control.deployments import Deployments
 from nagara.control.errors import UnknownAppError
 from nagara.control.figures_api import Figures, FiguresApi
 from nagara.control.fleet import Fleet
-from nagara.control.key_limits import limits_from
+from nagara.control.key_limits import KeyLimits, limits_from
 from nagara.control.pool_api import PoolApi
 from nagara.control.refusal import Refusal, bad_request, not_found, unauthorised
 from nagara.control.replicas import ReplicaState
@@ -76,6 +76,8 @@ class Api:
             ("GET", re.compile(r"/api/keys"), self._keys),
             ("POST", re.compile(r"/api/keys"), self._add_key),
             ("DELETE", re.compile(r"/api/keys/(?P<id>[0-9a-f]+)"), self._delete_key),
+            ("GET", re.compile(r"/api/tenants"), self._tenants),
+            ("PUT", re.compile(r"/api/tenants/(?P<tenant>[a-z0-9-]{1,40})"), self._bound_tenant),
             *PoolApi(pool).routes,
             *watch.routes,
             *FiguresApi(figures).routes,
@@ -247,6 +249,17 @@ class Api:
             raise not_found(f"no key {arguments['id']!r}")
         return web.json_response({"deleted": arguments["id"]})
 
+    async def _tenants(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
+        """`{"tenants": {NAME: {"per_minute", "concurrency"}}}`: the bounds of all their keys."""
+        tenants = {name: _bounds(limits) for name, limits in self._auth.tenants().items()}
+        return web.json_response({"tenants": tenants})
+
+    async def _bound_tenant(self, request: web.BaseRequest, arguments: _Arguments) -> web.Response:
+        """`?per_minute=&concurrency=`: bounds for all keys of the tenant together."""
+        limits = limits_from({k: v for k, v in request.query.items() if k != "apps"})
+        await self._auth.bound(arguments["tenant"], limits)
+        return web.json_response({arguments["tenant"]: _bounds(limits)})
+
     def _service(self, name: str) -> Service:
         service = self._fleet.services.get(name)
         if service is None:
@@ -281,6 +294,10 @@ def _describe(service: Service) -> dict[str, Any]:
             **({} if report is None else asdict(report)),
         },
     }  # fmt: skip
+
+
+def _bounds(limits: KeyLimits) -> dict[str, int | None]:
+    return {"per_minute": limits.per_minute, "concurrency": limits.concurrency}
 
 
 def _describe_key(key: KeyRecord) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from nagara.base.clock import Clock
@@ -37,6 +37,7 @@ class Auth:
         self._clock = clock
         self._keys: dict[str, KeyRecord] = {}  # by hash
         self._uses: dict[str, KeyUse] = {}  # of keys with limits, by hash
+        self._tenants: dict[str, KeyUse] = {}  # of tenants with limits
         self._admin = b""
         self.is_open = is_open
 
@@ -47,6 +48,8 @@ class Auth:
             write_durably(token_file, f"nga-{secrets.token_urlsafe(32)}\n".encode())
         self._admin = token_file.read_bytes().strip()
         self._keys = {key.sha256: key for key in await self._state.keys()}
+        limits = await self._state.tenant_limits()
+        self._tenants = {name: KeyUse(one, "tenant") for name, one in limits.items()}
         if not self._keys:
             _, key = await self.create("first")
             write_durably(self._folder / KEY_FILE, f"{key}\n".encode())
@@ -68,22 +71,35 @@ class Auth:
         Raises:
             Refusal: the key may not do that, or not so often.
         """
-        use = self._use(key)
-        if use is None:
+        with ExitStack() as begun:
+            for use in self._bounds(key):
+                use.begin(app, self._clock.monotonic_s())
+                begun.callback(use.end)
             yield
-            return
-        use.begin(app, self._clock.monotonic_s())
-        try:
-            yield
-        finally:
-            use.end()
 
-    def _use(self, key: str | None) -> KeyUse | None:
+    def _bounds(self, key: str | None) -> Iterator[KeyUse]:
+        """The key's own and its tenant's; callers without a key of ours are the default tenant's.
+
+        The key's come first: what it may not do is no use of its tenant's.
+        """
         digest = "" if key is None else _digest(key)
         record = self._keys.get(digest)
-        if record is None or record.limits == NO_LIMITS:
-            return None
-        return self._uses.setdefault(digest, KeyUse(record.limits))
+        if record is not None and record.limits != NO_LIMITS:
+            yield self._uses.setdefault(digest, KeyUse(record.limits))
+        tenant = DEFAULT_TENANT if record is None else record.tenant
+        if tenant in self._tenants:
+            yield self._tenants[tenant]
+
+    def tenants(self) -> dict[str, KeyLimits]:
+        """The bounds of tenants that have any, and of those that have keys."""
+        known = {key.tenant: NO_LIMITS for key in self._keys.values()}
+        return known | {name: use.limits for name, use in self._tenants.items()}
+
+    async def bound(self, tenant: str, limits: KeyLimits) -> None:
+        """Sets the bounds of all the tenant's keys together. Requests that run are counted on."""
+        await self._state.set_tenant_limits(tenant, limits)
+        running = self._tenants[tenant].running if tenant in self._tenants else 0
+        self._tenants[tenant] = KeyUse(limits, "tenant", running)
 
     def owner(self, key: str | None) -> str:
         """Who queued requests belong to: the key's hash, "" for callers without one of ours."""

@@ -129,6 +129,10 @@ class ControlClient:
         """What reserved slots were used for."""
         return self._call("GET", "/api/usage")
 
+    def disk(self) -> dict[str, Any]:
+        """What the machine keeps on its disk, by part, and its bound. Bytes."""
+        return self._call("GET", "/api/disk")
+
     def metrics(self) -> str:
         """All figures in Prometheus's text format."""
         return self._exchange("GET", "/metrics", None)[1].decode()

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ from nagara.control.app_images import with_images
 from nagara.control.app_secrets import AppSecrets
 from nagara.control.appfile import parse_apps
 from nagara.control.auth import KEY_FILE, Auth
+from nagara.control.callback_hosts import CallbackHosts
+from nagara.control.callbacks import Callbacks
 from nagara.control.client import CONTROL_FILE
 from nagara.control.database import database_for
 from nagara.control.deployments import Deployments
@@ -94,6 +96,7 @@ class Control:
         drain_s: how long running requests may go on when it stops.
         otlp: address of an OpenTelemetry collector that traces are sent to.
         database: address of a PostgreSQL database; by default the state is a file in its folder.
+        callback_hosts: who may be called back, by name or pattern; see `callback_hosts`.
 
     Attributes:
         database: the state's, while it runs.
@@ -116,6 +119,7 @@ class Control:
         drain_s: float = DRAIN_S,
         otlp: str | None = None,
         database: str | None = None,
+        callback_hosts: Sequence[str] = (),
     ) -> None:
         if auth not in ("keys", "off"):
             raise UsageError(f"auth must be 'keys' or 'off', not {auth!r}")
@@ -131,6 +135,7 @@ class Control:
         self._is_open = auth == "off"
         self._drain_s = drain_s
         self._database_url = database
+        self._callback_hosts = CallbackHosts(callback_hosts)
         self._is_lost = False
         self._telemetry = Telemetry(self._clock, otlp)
         self._stopping = asyncio.Event()
@@ -181,8 +186,7 @@ class Control:
                     named = [(app, fleet.mounts(app)) for app in apps]
                     for app in await with_images(self._node, named):
                         await deployments.deploy(app)
-                    record = JobRecord(database, self._clock)
-                    jobs = Jobs(record, fleet.services, fleet.broken, self._clock, tasks)
+                    jobs = self._jobs(database, fleet, tasks)
                     history = History(database)
                     live = Live(fleet.services, self._telemetry, pool, history, self._clock)
                     await self._serve(
@@ -222,6 +226,11 @@ class Control:
         self._is_lost = True
         self._drain_s = 0.0
         self.stop(keep=True)
+
+    def _jobs(self, database: Database, fleet: Fleet, tasks: Tasks) -> Jobs:
+        record = JobRecord(database, self._clock)
+        callbacks = Callbacks(record, self._callback_hosts, self._clock, tasks)
+        return Jobs(record, fleet.services, fleet.broken, self._clock, tasks, callbacks)
 
     def _machines(self, pool: PoolService) -> Machines:
         values = AppSecrets(self._state_dir).values
@@ -264,7 +273,7 @@ class Control:
         tracing = group.create_task(self._telemetry.tracer.run(), name="traces")
         gateway = Gateway(*(fleet.services, auth, fleet.broken, self._clock, self._telemetry, jobs))
         await jobs.begin()
-        figures = self._figures(fleet, pool)
+        figures = Figures(self._telemetry, fleet.services, pool, node)
         api = Api(deployments, fleet, node, state, auth, pool, figures, WatchApi(live, node))
         runner = _server(gateway, api, WebPage())
         await runner.setup()
@@ -284,9 +293,6 @@ class Control:
             tracing.cancel()
             await asyncio.wait([pooling, tracing])
             await pool.close()
-
-    def _figures(self, fleet: Fleet, pool: PoolService) -> Figures:
-        return Figures(self._telemetry, fleet.services, pool)
 
     async def _listen(self, runner: web.ServerRunner) -> str:
         site = web.TCPSite(runner, self._host, self._port)

@@ -100,7 +100,7 @@ class Deployments:
         if is_same:
             service.dispatcher.set_capacity(app.scale.concurrency)
         else:
-            service.recent_starts_s.clear()
+            service.recent_starts.clear()
             for name in list(service.replicas):
                 self._fleet.cancel(service, name)
             service.roll_target = min(service.count(ReplicaState.READY), app.scale.max)

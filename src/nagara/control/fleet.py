@@ -19,7 +19,7 @@ from nagara.base.clock import Clock
 from nagara.base.errors import NagaraError
 from nagara.base.spans import Waterfall
 from nagara.contract.node import Node, NodeUnavailableError
-from nagara.contract.replica import ModelMount, ReplicaStatus, StartOrder, StartReport
+from nagara.contract.replica import ModelMount, ReplicaStatus, StartKind, StartOrder, StartReport
 from nagara.control.app import App
 from nagara.control.autoscaler import after_restart
 from nagara.control.captures import Captures, Scopes
@@ -270,7 +270,8 @@ class Fleet:
         replica.ready_s = self._clock.monotonic_s()
         if replica.lease is not None:
             self._lending.ready(replica.lease)
-        service.recent_starts_s.append(start_s)
+        if service.is_current(replica):
+            service.recent_starts.add(StartKind(start.kind), start_s)
         self._add_endpoint(service, replica, start_s, start)
         self.roll(service)
 

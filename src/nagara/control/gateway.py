@@ -459,7 +459,7 @@ async def _read_json(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
                       code="slow_body") from None  # fmt: skip
     try:
         document = json.loads(bytes(body))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise bad_request(
             f"the body is not JSON ({error}); send other kinds to /APP/v1/..."
         ) from error

@@ -9,6 +9,7 @@ from nagara.control.sql import Database, Sql, put
 
 _COLUMNS = (
     "id", "app", "owner", "state", "method", "path", "headers", "body", "created_s",
+    "callback",
 )  # fmt: skip
 _PUT = put("jobs", ("id",), _COLUMNS)
 
@@ -26,6 +27,7 @@ class Job:
     headers: tuple[tuple[str, str], ...]
     body: bytes
     created_s: float
+    callback: str | None = None  # the address that wants to be told
     status: int | None = None  # of the answer
     answer_headers: str | None = None  # JSON
     answer: bytes | None = None
@@ -43,7 +45,7 @@ class JobRecord:
         """Writes a new one down."""
         values = (
             *(job.id, job.app, job.owner, job.state, job.method, job.path),
-            *(json.dumps(job.headers), job.body, job.created_s),
+            *(json.dumps(job.headers), job.body, job.created_s, job.callback),
         )
         await self._database.run(lambda db: db.execute(_PUT, values))
 
@@ -63,12 +65,13 @@ class JobRecord:
         answer: bytes | None = None,
         reason: str | None = None,
     ) -> None:
-        """It has its answer, or will have none. What was asked is forgotten."""
+        """It has its answer, or will have none. What was asked is forgotten; whoever wanted to be
+        called back is still to be told."""
         values = (state, status, headers, answer, reason, self._clock.wall_s(), b"", id_)
         await self._database.run(
             lambda db: db.execute(
                 "UPDATE jobs SET state = ?, status = ?, answer_headers = ?, answer = ?,"
-                " reason = ?, ended_s = ?, body = ? WHERE id = ?",
+                " reason = ?, ended_s = ?, body = ?, callback_state = 'due' WHERE id = ?",
                 values,
             )
         )
@@ -93,6 +96,24 @@ class JobRecord:
 
         return await self._database.run(act)
 
+    async def untold(self) -> list[str]:
+        """Those that have ended and whose callback is still to be made, oldest first."""
+
+        def act(db: Sql) -> list[str]:
+            rows = db.execute(
+                "SELECT id FROM jobs WHERE callback IS NOT NULL AND callback_state = 'due'"
+                " ORDER BY ended_s"
+            )
+            return [str(row["id"]) for row in rows]
+
+        return await self._database.run(act)
+
+    async def told(self, id_: str, how: str) -> None:
+        """Its callback was made, or is given up."""
+        await self._database.run(
+            lambda db: db.execute("UPDATE jobs SET callback_state = ? WHERE id = ?", (how, id_))
+        )
+
     async def drop(self, id_: str) -> None:
         """Forgets one."""
         await self._database.run(lambda db: db.execute("DELETE FROM jobs WHERE id = ?", (id_,)))
@@ -114,6 +135,7 @@ def _job(row: Any) -> Job:
         headers=tuple((name, value) for name, value in json.loads(row["headers"])),
         body=bytes(row["body"]),
         created_s=row["created_s"],
+        callback=row["callback"],
         status=row["status"],
         answer_headers=row["answer_headers"],
         answer=None if row["answer"] is None else bytes(row["answer"]),

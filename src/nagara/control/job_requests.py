@@ -10,6 +10,7 @@ from nagara.control.jobs import MAX_BODY_BYTES, Jobs
 from nagara.control.refusal import Refusal, not_found
 
 BODY_S = 60.0
+CALLBACK = "x-nagara-callback"
 _PLACE = re.compile(r"/nagara/jobs/(?P<id>[0-9a-f]{32})")
 
 
@@ -24,9 +25,13 @@ async def queue(
     headers: list[tuple[str, str]], body: bytes | None,
 ) -> web.Response:  # fmt: skip
     """202 with the place of the answer."""
+    callback = request.headers.get(CALLBACK)
+    if callback is not None:
+        callback = jobs.callbacks.hosts.check(callback)
+    headers = [(name, value) for name, value in headers if name.lower() != CALLBACK]
     if body is None:
         body = await _read(request)
-    id_ = await jobs.accept(app, owner, request.method, path, headers, body)
+    id_ = await jobs.accept(app, owner, request.method, path, headers, body, callback)
     place = f"/nagara/jobs/{id_}"
     return web.json_response(
         {"id": id_, "state": "queued", "place": place},

@@ -8,6 +8,8 @@ its method says that repeating does no harm. Runs as tasks on the loop.
     queued ─▶ running ─▶ done      the replica's answer, whatever its status
        ▲         │  └──▶ failed    no answer came, and it may have been carried out
        └─────────┘ nothing was sent
+
+Whoever gave an address is told of either end: `callbacks`.
 """
 
 import asyncio
@@ -23,6 +25,7 @@ from yarl import URL
 
 from nagara.base.clock import Clock
 from nagara.control.app import App
+from nagara.control.callbacks import Callbacks
 from nagara.control.dispatch import Dispatcher, Grant
 from nagara.control.errors import ControlError
 from nagara.control.headers import IDEMPOTENT
@@ -63,7 +66,9 @@ class Jobs:
         broken: Any,
         clock: Clock,
         tasks: Tasks,
+        callbacks: Callbacks,
     ) -> None:
+        self.callbacks = callbacks
         self._record = record
         self._services = services
         self._broken = broken
@@ -79,12 +84,16 @@ class Jobs:
                 await self._record.end(job.id, "failed", reason=reason)
             else:
                 self._spawn(job)
+        await self.callbacks.begin()
 
     async def accept(
         self, app: str, owner: str, method: str, path: str, headers: list[tuple[str, str]],
-        body: bytes,
+        body: bytes, callback: str | None = None,
     ) -> str:  # fmt: skip
         """Writes a request down and begins it; its id.
+
+        Args:
+            callback: an address that `callbacks.hosts` has found to be good.
 
         Raises:
             Refusal: too many wait, or it cannot be written down.
@@ -94,7 +103,7 @@ class Jobs:
                           code="queue_full", retry_after_s=60.0)  # fmt: skip
         job = Job(
             secrets.token_hex(16), app, owner, "queued", method, path, tuple(headers), body,
-            self._clock.wall_s(),
+            self._clock.wall_s(), callback,
         )  # fmt: skip
         try:
             await self._record.add(job)
@@ -124,6 +133,11 @@ class Jobs:
 
     async def _run(self, job: Job) -> None:
         """Until there is an answer, or none can come."""
+        await self._until_ended(job)
+        if job.callback is not None:
+            self.callbacks.tell(job.id)
+
+    async def _until_ended(self, job: Job) -> None:
         failures = 0
         while True:
             if self._clock.wall_s() - job.created_s > KEPT_S:

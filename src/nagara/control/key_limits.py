@@ -1,4 +1,7 @@
-"""What an API key may do: which apps, how often, how many at once. Pure; times are given."""
+"""What an API key, or all keys of a tenant, may do: which apps, how often, how many at once.
+
+Pure; times are given.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -53,9 +56,14 @@ def _number(query: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(slots=True)
 class KeyUse:
-    """What a key has been used for: a bucket of requests that fills again, and those running."""
+    """What a key has been used for: a bucket of requests that fills again, and those running.
+
+    Args:
+        whose: "key", or "tenant" for all keys of one together.
+    """
 
     limits: KeyLimits
+    whose: str = "key"
     running: int = 0
     left: float = field(init=False)
     filled_s: float = float("-inf")
@@ -74,15 +82,15 @@ class KeyUse:
             raise Refusal(403, f"this key is not for the app {app!r}", code="not_this_key")
         if limits.concurrency is not None and self.running >= limits.concurrency:
             raise Refusal(
-                429, f"this key may have {limits.concurrency} requests at once",
-                code="key_concurrency", retry_after_s=1.0,
+                429, f"this {self.whose} may have {limits.concurrency} requests at once",
+                code=f"{self.whose}_concurrency", retry_after_s=1.0,
             )  # fmt: skip
         if limits.per_minute is not None:
             self._fill(limits.per_minute, now_s)
             if self.left < 1.0:
                 raise Refusal(
-                    429, f"this key may have {limits.per_minute} requests a minute",
-                    code="key_rate",
+                    429, f"this {self.whose} may have {limits.per_minute} requests a minute",
+                    code=f"{self.whose}_rate",
                     retry_after_s=(1.0 - self.left) * _MINUTE_S / limits.per_minute,
                 )  # fmt: skip
             self.left -= 1.0

@@ -18,6 +18,7 @@ from nagara.contract.node import Node, NodeError, NodeUnavailableError, ReplicaG
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    DiskReport,
     ImageOrder,
     ImageReport,
     Lease,
@@ -93,7 +94,18 @@ class Machines:
         if machine is None or machine.is_own:
             return await self._own.start(order)
         lease = await self._sent(order.replica, machine, order.lease)
-        return await self._node(machine).start(replace(order, lease=lease))
+        report = await self._node(machine).start(replace(order, lease=lease))
+        self._saw(machine, order)
+        return report
+
+    def _saw(self, machine: Machine, order: StartOrder) -> None:
+        """A machine that is cut off before it is asked what it runs has this replica all the
+        same."""
+        spec, lease = order.spec, order.lease
+        status = ReplicaStatus(
+            order.replica, spec.tenant, spec.app, spec.definition, lease, ready=True
+        )
+        self._last_seen[machine.name] = (*self._last_seen.get(machine.name, ()), status)
 
     async def _sent(self, replica: str, machine: Machine, lease: Lease) -> Lease:
         """The lease with its end there; from now on the replica is that machine's."""
@@ -152,6 +164,10 @@ class Machines:
             except NodeUnavailableError:
                 self._pool.abandon(lease)
                 raise  # it is asked again until it answers, or the lease is over
+        else:  # its keeper has ended it; what is left of it may as well go
+            with contextlib.suppress(NodeError):
+                async with _within(ANSWER_S, machine):
+                    await self._node(machine).stop(replica, grace_s=0.0)
         self._away.pop(replica, None)
 
     async def dial(self, replica: str) -> socket.socket:
@@ -175,6 +191,7 @@ class Machines:
         return tuple(found)
 
     async def _replicas_of(self, machine: Machine) -> tuple[ReplicaStatus, ...]:
+        before = self._last_seen.get(machine.name, ())
         try:
             async with _within(ANSWER_S, machine):
                 statuses = await self._node(machine).replicas()
@@ -182,13 +199,19 @@ class Machines:
             _log.warning("%s does not say what it runs: %s", machine.name, error.what)
             known = self._last_seen.get(machine.name, ())
             return tuple(one for one in known if self._pool.is_present(one.lease))
-        self._last_seen[machine.name] = statuses
+        told = {one.replica for one in (*before, *statuses)}
+        since = (one for one in self._last_seen.get(machine.name, ()) if one.replica not in told)
+        self._last_seen[machine.name] = (*statuses, *since)
         return statuses
 
     async def usage(self) -> tuple[ReplicaUsage, ...]:
         """A machine that does not answer in time is left out."""
         asked = [self._own.usage(), *(self._usage_of(machine) for machine in self._others())]
         return tuple(usage for found in await asyncio.gather(*asked) for usage in found)
+
+    async def disk(self) -> DiskReport:
+        """Of this machine: another one keeps to its own budget."""
+        return await self._own.disk()
 
     async def _usage_of(self, machine: Machine) -> tuple[ReplicaUsage, ...]:
         try:

@@ -59,4 +59,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("ALTER TABLE keys ADD COLUMN limits TEXT NOT NULL DEFAULT '{}'",),
     ("ALTER TABLE starts ADD COLUMN failed_snapshot TEXT",),
+    (
+        "ALTER TABLE jobs ADD COLUMN callback TEXT",
+        "ALTER TABLE jobs ADD COLUMN callback_state TEXT",
+        "CREATE TABLE tenant_limits (tenant TEXT PRIMARY KEY, limits TEXT NOT NULL)",
+    ),
 )

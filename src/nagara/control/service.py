@@ -4,16 +4,17 @@ Changed by the fleet's tasks on the loop; decides only what follows from its own
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nagara.contract.replica import CaptureReport, ReplicaStatus
+from nagara.contract.replica import CaptureReport, ReplicaStatus, StartKind
 from nagara.control.app import App
 from nagara.control.autoscaler import Demand, Memory, ReplicaView, Rules, missing_now
 from nagara.control.dispatch import Dispatcher
 from nagara.control.keepalive import Warm, auto_idle_s, hold_s, pre_warm
 from nagara.control.occupancy import Use
+from nagara.control.recent_starts import RecentStarts
 from nagara.control.refusal import Refusal
 from nagara.control.replicas import Replica, ReplicaState
 from nagara.control.strain import Strain
@@ -81,7 +82,7 @@ class Service:
     memory: Memory = field(default_factory=Memory)
     failures: Failures = field(default_factory=Failures)
     capture: CaptureStatus = field(default_factory=CaptureStatus)
-    recent_starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    recent_starts: RecentStarts = field(default_factory=RecentStarts)
     earlier: dict[str, App] = field(default_factory=dict)  # versions by definition
     warm: int = 0  # replicas that the app's schedule keeps at present
     strain: Strain = field(default_factory=Strain)  # of all apps' replicas
@@ -111,7 +112,7 @@ class Service:
 
     def keep_alive(self) -> tuple[float, Warm | None]:
         """How long the last replica stays, and when one is brought back unasked."""
-        start_s = self.recent_starts_s[-1] if self.recent_starts_s else None
+        start_s = self.recent_starts.last_s
         known = (self.app.scale.idle_s, start_s, self.dispatcher.demand.pauses_s)
         if self._learned is None or self._learned[0] != known:
             said_s, _, pauses_s = known
@@ -140,14 +141,22 @@ class Service:
     def queue_s(self) -> float:
         """How long a request may be held.
 
-        By default three times the slowest of the recent starts, 30 s at least; without any,
-        30 s more than a start may take, so that a start's own failure is what it hears of.
+        By default three times what 95 % of the recent starts of the kind now under way took, 30 s
+        at least; where none of that kind was seen, 30 s more than a start may take, so that a
+        start's own failure is what it hears of.
         """
         if self.app.timeouts.queue_s is not None:
             return self.app.timeouts.queue_s
-        if not self.recent_starts_s:
+        slow_s = self.recent_starts.slow_s(self.start_kind)
+        if slow_s is None:
             return self.app.timeouts.start_s + QUEUE_MIN_S
-        return max(QUEUE_MIN_S, QUEUE_STARTS * max(self.recent_starts_s))
+        return max(QUEUE_MIN_S, QUEUE_STARTS * slow_s)
+
+    @property
+    def start_kind(self) -> StartKind:
+        """How its replicas are started at present, as far as control knows."""
+        is_saved = self.app.snapshot and self.capture.state == "done"
+        return StartKind.RESTORED if is_saved else StartKind.PLAIN
 
     def version_of(self, status: ReplicaStatus) -> App | None:
         """The app as it was when this running replica was started; None if it is not of it."""
@@ -198,7 +207,7 @@ class Service:
         """What the autoscaler must know of the app."""
         scale = self.app.scale
         idle_s, warm = self.keep_alive()
-        last_s = self.recent_starts_s[-1] if self.recent_starts_s else None
+        last_s = self.recent_starts.last_s
         return Rules(
             *(min(scale.max, max(scale.min, self.warm)), scale.max, scale.concurrency, idle_s),
             buffer=scale.buffer, hold_s=hold_s(last_s), warm=warm,

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 _ADD_VERSION = """INSERT INTO versions
     (tenant, app, version, definition, document, deployed_s) VALUES (?, ?, ?, ?, ?, ?)"""
+_PUT_LIMITS = put("tenant_limits", ("tenant",), ("tenant", "limits"))
 _ADD_KEY = """INSERT INTO keys (id, tenant, name, sha256, created_s, limits)
     VALUES (?, ?, ?, ?, ?, ?)"""
 _PUT_APP = put("apps", ("tenant", "app"), ("tenant", "app", "version"))
@@ -325,6 +326,20 @@ class State:
             ]
 
         return await self._database.run(act)
+
+    async def tenant_limits(self) -> dict[str, KeyLimits]:
+        """The bounds of tenants that have any."""
+
+        def act(db: Sql) -> dict[str, KeyLimits]:
+            rows = db.execute("SELECT tenant, limits FROM tenant_limits")
+            return {row["tenant"]: limits_of(json.loads(row["limits"])) for row in rows}
+
+        return await self._database.run(act)
+
+    async def set_tenant_limits(self, tenant: str, limits: KeyLimits) -> None:
+        """Records a tenant's bounds."""
+        values = (tenant, json.dumps(limits.document()))
+        await self._database.run(lambda db: db.execute(_PUT_LIMITS, values))
 
     async def delete_key(self, id_: str) -> bool:
         """Whether there was such a key."""

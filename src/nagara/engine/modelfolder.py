@@ -10,6 +10,7 @@ the whole process with SIGBUS.
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise ModelFolderError(f"cannot be read: {error.strerror}", where=str(file)) from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"is not valid JSON: {error}", where=str(file)) from error
     if not isinstance(value, dict):
         raise ModelFolderError("must hold a JSON object", where=str(file))
@@ -152,17 +153,34 @@ def _parse_header(file: Path, raw: bytes, data_start: int) -> dict[str, TensorPl
             if name == "__metadata__":
                 continue
             start, end = entry["data_offsets"]
-            shape = tuple(int(n) for n in entry["shape"])
+            shape = tuple(entry["shape"])
+            if not all(type(n) is int and n >= 0 for n in (start, end, *shape)):
+                raise ValueError(f"{name!r} has a size or place that is no number")
             place = TensorPlace(
                 name, file, entry["dtype"], shape, data_start + start, data_start + end
             )
             _check_size(place)
             places[name] = place
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFolderError(
             f"has a safetensors header that cannot be read: {error!r}", where=str(file)
         ) from error
+    _check_places(file, places, data_start)
     return places
+
+
+def _check_places(file: Path, places: Mapping[str, TensorPlace], data_start: int) -> None:
+    """As the format wants it: one after the other, without gaps, and nothing belongs to two."""
+    end = data_start
+    for place in sorted(places.values(), key=lambda place: (place.start, place.end)):
+        if place.start != end:
+            raise ModelFolderError(
+                f"has {place.name!r} at {place.start} where {end} is expected: tensors overlap or "
+                "leave a gap",
+                where=str(file),
+                hint="the file is damaged: fetch it again",
+            )
+        end = place.end
 
 
 def _check_size(place: TensorPlace) -> None:

@@ -239,7 +239,7 @@ def _earlier_calls(calls: object, where: str) -> list[dict[str, Any]]:
             if isinstance(function.get("arguments"), str):
                 function["arguments"] = json.loads(function["arguments"])
             out.append({**call, "function": function})
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, RecursionError):
         raise RequestError(f"{where}: tool_calls cannot be read", where="messages") from None
     return out
 

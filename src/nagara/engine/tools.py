@@ -85,7 +85,7 @@ class ToolCallParser:
 def _parse(raw: str) -> ToolCall | None:
     try:
         value = json.loads(raw)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # a model may write any number of digits or brackets
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None

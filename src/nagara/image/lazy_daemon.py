@@ -6,8 +6,10 @@
     {"op": "ping"}                                     → {"pid"}
     {"op": "record", "name", "list"}                   → {}
     {"op": "recorded", "name"}                         → {"touches": [[object, chunk], ...]}
-    {"op": "prefetch", "name", "trace", "distance_s"}  → {}    begins; `progress` tells
-    {"op": "fill", "name", "list", "index"}            → {}    fetches all in the order of files
+    {"op": "prefetch", "name", "trace", "list", "distance_s"}
+                                                       → {}    begins; `progress` tells
+    {"op": "fill", "name", "list", "index", "at_leisure"}
+                                                       → {}    fetches all in the order of files
     {"op": "progress", "name"}                         → {"progress": {...}}
     {"op": "forget", "name"}                           → {}    its holder is gone
     {"op": "stats"}                                    → {"tiers": [...]}
@@ -36,7 +38,7 @@ from nagara.image.lazy_layer import socket_address
 from nagara.image.object_files import ObjectFiles
 from nagara.image.prefetch import Prefetcher
 from nagara.image.recorder import Recorder
-from nagara.image.trace import read_trace
+from nagara.image.trace import Trace, read_trace, within
 from nagara.image.tree import Node, walk
 from nagara.image.tree_files import TreeFiles
 from nagara.store.documents import parse_json
@@ -131,10 +133,7 @@ class LazyDaemon:
             touches = self._recorder.finish(request["name"]) or []
             return {"touches": [[str(name), chunk] for name, chunk in touches]}
         elif operation == "prefetch":
-            raw = self._store.read(parse_name(request["trace"]))
-            far = request.get("distance_s")
-            distance_s = float(far) if isinstance(far, int | float) else None
-            self._prefetcher.start_trace(request["name"], read_trace(raw), distance_s)
+            self._prefetch(request)
         elif operation == "fill":
             self._fill(request)
         elif operation == "progress":
@@ -150,10 +149,24 @@ class LazyDaemon:
             raise ValueError(f"unknown operation {operation!r}")
         return {}
 
+    def _prefetch(self, request: dict[str, Any]) -> None:
+        trace, listing = parse_name(request["trace"]), parse_name(request["list"])
+        far = request.get("distance_s")
+        distance_s = float(far) if isinstance(far, int | float) else None
+
+        def load() -> Trace:
+            listed = frozenset(read_list(self._store, listing))
+            return within(read_trace(self._store.read(trace)), listed)
+
+        self._prefetcher.start_trace(request["name"], load, distance_s)
+
     def _fill(self, request: dict[str, Any]) -> None:
         tree = read_index(self._store.read(parse_name(request["index"])))
         order = [node.content for _, node in walk(tree) if node.content is not None]
-        self._prefetcher.start_fill(request["name"], parse_name(request["list"]), order)
+        quiet_s = None
+        if request.get("at_leisure") and isinstance(self._files, ObjectFiles):
+            quiet_s = self._files.quiet_s
+        self._prefetcher.start_fill(request["name"], parse_name(request["list"]), order, quiet_s)
 
 
 def listen_on(path: Path) -> socket.socket:

@@ -45,6 +45,7 @@ from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
 _FORGET_S = 1.0
+_FEW_OBJECTS = 2048  # to look at that many takes some milliseconds
 Method = Literal["overlay", "tree", "checkout"]  # see `probing`
 
 
@@ -58,6 +59,7 @@ class MountedImage:
     layers: tuple[Path, ...]  # read-only, topmost first
     data_layers: tuple[Path, ...]  # they only give bytes
     is_lazy: bool
+    passing: tuple[Path, ...] = ()  # where what is proven is read past the daemon
     way: str = "local"  # how it is shown: lazy, local, tree, copy
 
     def prepare_upper(self, upper: Path) -> None:
@@ -162,6 +164,8 @@ class ImageMounts:
             fetch_metadata(store, image, deadline_s)
             if self._method != "overlay":
                 return self._mount_otherwise(store, tenant, image, holder)
+            # Before anything else is fetched: what comes then is right, but not recorded yet.
+            passing = () if is_local else _passing(store, image)
             if not is_local:
                 self._serve_lazily(tenant, image, holder)
             self._check(store, tenant, image)
@@ -170,14 +174,11 @@ class ImageMounts:
             self.release(holder)
             raise
         if is_local:
-            data: tuple[Path, ...] = (store.local.objects,)
-        else:
-            data = (self.lazy_layer(tenant).path,)
-            # A start that is recorded has to ask the daemon for everything.
-            if not wants_recording(image) and store.local.offer_large(image.list):
-                data = (store.local.proven.folder, *data)
-        way = "local" if is_local else "lazy"
-        return MountedImage(image, tenant, holder, (layer,), data, not is_local, way)
+            return MountedImage(
+                image, tenant, holder, (layer,), (store.local.objects,), is_lazy=False
+            )
+        data = (self.lazy_layer(tenant).path,)
+        return MountedImage(image, tenant, holder, (layer,), data, True, passing, "lazy")
 
     def mount_at(
         self,
@@ -195,13 +196,13 @@ class ImageMounts:
         """
         stack = (*above, mounted)
         lower = [layer for each in stack for layer in each.layers]
-        data = dict.fromkeys(layer for each in stack for layer in each.data_layers)
+        data = data_layers(stack)
         if upper is None and not data and len(lower) == 1:
             # Overlay wants two layers; it alone shows escaped attributes as they were.
             empty = self._folder / "empty"
             empty.mkdir(exist_ok=True)
             lower.append(empty)
-        mount_overlay_on(lower, target, data=tuple(data), upper=upper, work=work)
+        mount_overlay_on(lower, target, data=data, upper=upper, work=work)
 
     def release(self, holder: str) -> None:
         """The holder needs its image no more: pins go, and mounts that nobody else needs."""
@@ -222,8 +223,7 @@ class ImageMounts:
         """The start is over: what it touched becomes part of the image's trace."""
         if not mounted.is_lazy or not wants_recording(mounted.image):
             return mounted.image
-        touches = self.touches(mounted)
-        return self.add_touches(mounted, touches) if touches else mounted.image
+        return self.add_touches(mounted, self.touches(mounted))
 
     def touches(self, mounted: MountedImage) -> list[Touch]:
         """Ends the recording of a start: what it touched, in order."""
@@ -233,7 +233,8 @@ class ImageMounts:
     def add_touches(self, mounted: MountedImage, touches: Sequence[Touch]) -> Image:
         """Makes a recording part of the trace that the image has by now; one at a time."""
         store = self.store(mounted.tenant)
-        return add_recording(store, find_image(store, mounted.image.name), touches)
+        image = find_image(store, mounted.image.name)
+        return add_recording(store, image, touches, is_partial=bool(mounted.passing))
 
     def progress(self, mounted: MountedImage) -> Progress:
         """How far prefetching is; zeros for the local layer."""
@@ -247,11 +248,14 @@ class ImageMounts:
         answer = self.lazy_layer(tenant).ask({"op": "stats"})
         return [TierReport(**report) for report in answer["tiers"]]
 
-    def fill(self, mounted: MountedImage) -> None:
-        """Begins to fetch the rest of an image, so that its next mount is local."""
+    def fill(self, mounted: MountedImage, *, at_leisure: bool = False) -> None:
+        """Begins to fetch the rest of an image, so that its next mount is local.
+
+        `at_leisure`: whoever reads what is not here yet comes first.
+        """
         ledger, image = self.objects.ledger, mounted.image
         if mounted.is_lazy and not ledger.is_complete(mounted.tenant, str(image.list), boot_id()):
-            request = {"op": "fill", "name": mounted.holder}
+            request = {"op": "fill", "name": mounted.holder, "at_leisure": at_leisure}
             request |= {"list": str(image.list), "index": str(image.index)}
             self.lazy_layer(mounted.tenant).ask(request)
 
@@ -266,6 +270,17 @@ class ImageMounts:
         self._mark(tenant, image).exists()
         (self._folder / "index" / tenant / str(image.index)).mkdir(parents=True, exist_ok=True)
         self.objects.ledger.pins()
+
+    def expect(self, tenant: str) -> None:
+        """An image is going to be mounted that is not here: its daemon is there already then.
+
+        Raises `MountError`, `DaemonError`.
+        """
+        if self._method == "overlay":
+            lazy = self.lazy_layer(tenant)
+            lazy.ensure()
+            if self._supervise:
+                lazy.supervise()
 
     def pins(self) -> list[Pin]:
         """Who holds what."""
@@ -308,6 +323,7 @@ class ImageMounts:
             lazy.supervise()
         if image.trace is not None:
             request = {"op": "prefetch", "name": holder, "trace": str(image.trace)}
+            request |= {"list": str(image.list)}
             distance_s = self.store(tenant).transfer.distance_s
             self._try(lazy, {**request, "distance_s": distance_s})
         if wants_recording(image):
@@ -394,6 +410,30 @@ class ImageMounts:
         for copy in (self._folder / "copy" / tenant).glob("[!.]*"):
             if copy.name not in needed:
                 shutil.rmtree(copy)
+
+
+def data_layers(stack: Sequence[MountedImage]) -> tuple[Path, ...]:
+    """What gives bytes to images on top of each other.
+
+    Where one of them has to ask the daemon for everything, they all do.
+    """
+    is_passed = all(each.passing for each in stack if each.is_lazy)
+    passing = [layer for each in stack for layer in each.passing] if is_passed else []
+    return tuple(dict.fromkeys([*passing, *(d for each in stack for d in each.data_layers)]))
+
+
+def _passing(store: Store, image: Image) -> tuple[Path, ...]:
+    """Folders of the store that a mount may read past the daemon.
+
+    The whole object folder while it has so few objects that all of them can be looked at: on a
+    machine that has just come, what is fetched ahead of need is then read without asking anybody.
+    Else the large ones. The start that makes an image's first trace asks for everything.
+    """
+    if image.trace is None and wants_recording(image):
+        return ()
+    if store.local.is_all_proven(_FEW_OBJECTS):
+        return (store.local.objects,)
+    return (store.local.proven.folder,) if store.local.offer_large(image.list) else ()
 
 
 def mount_index(index: Path, target: Path) -> None:

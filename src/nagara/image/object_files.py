@@ -12,6 +12,7 @@ import errno
 import logging
 import stat
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -126,19 +127,29 @@ class ObjectFiles:
         self._recorder = recorder or Recorder()
         self._names: dict[int, ObjectName] = {}
         self._lock = threading.Lock()
+        self._waited_s = time.monotonic()
+
+    def quiet_s(self) -> float:
+        """For how long nobody has had to wait for contents; at first, since the beginning."""
+        return time.monotonic() - self._waited_s
 
     def handle(self, request: wire.Request, deadline_s: float) -> "Answer | Later | None":
         unique, operation = request.unique, request.operation
         if operation == wire.READ:
             name = self._name(request.node)
             answer = read_object(self._objects, name, request, deadline_s)
+            if callable(answer):
+                self._waited_s = time.monotonic()
             if name.is_chunked:
                 offset, _ = wire.read_in(request)
                 self._recorder.read(name, offset)
                 self._ahead.read(name, offset, is_ready=not callable(answer))
             return answer
         if operation == wire.OPEN:
-            return self._open(request)
+            opened = self._open(request)
+            if callable(opened):
+                self._waited_s = time.monotonic()
+            return opened
         if operation == wire.LOOKUP:
             return self._lookup(request)
         if operation == wire.GETATTR:

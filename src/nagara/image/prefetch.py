@@ -5,8 +5,10 @@ reader wants meanwhile is not fetched twice. Nothing here is needed for correctn
 noted and left to the reader. One thread per job, and a pool; called from any thread.
 """
 
+import contextlib
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +30,8 @@ from nagara.store.transfer import PIECE_BYTES
 _log = logging.getLogger(__name__)
 AT_ONCE = 32
 _PATIENCE_S = 300.0
+# What fills an image at leisure: two threads, once no reader had to wait for so long.
+_AT_LEISURE, _QUIET_S, _STARVED_S, _NICE = 2, 3.0, 10.0, 15
 # Little more than the line holds is asked for at a time: what is needed first then comes first.
 # A line of 250 MB/s, twice; and something to work on where there is no distance.
 _LINE_BYTES_S = 500e6
@@ -86,24 +90,33 @@ class Prefetcher:
         self._store = store
         self._jobs: dict[str, _Job] = {}
 
-    def start_trace(self, name: str, trace: Trace, distance_s: float | None = None) -> None:
+    def start_trace(
+        self, name: str, load: Callable[[], Trace], distance_s: float | None = None
+    ) -> None:
         """Begins to fetch what a trace names, in its order.
 
         Args:
+            load: gives the trace; called by the job, so that nobody waits for its parsing.
             distance_s: how long the tiers take to begin an answer, if that is known.
         """
         gate = ByteBudget(at_once_bytes(distance_s))
-        self._begin(name, lambda job: self._fetch_trace(job, trace, gate))
+        self._begin(name, lambda job: self._fetch_trace(job, load(), gate))
 
     def start_fill(
-        self, name: str, list_name: ObjectName, first: Sequence[ObjectName] = ()
+        self,
+        name: str,
+        list_name: ObjectName,
+        first: Sequence[ObjectName] = (),
+        quiet_s: Callable[[], float] | None = None,
     ) -> None:
         """Begins to fetch everything a list names; then checks it for the local data layer.
 
         Args:
             first: the order to fetch in, as far as it matters (weights in the order of files).
+            quiet_s: how long no reader had to wait. Given, the fetching keeps out of readers' way:
+                nobody waits for its end.
         """
-        self._begin(name, lambda job: self._fill(job, list_name, first))
+        self._begin(name, lambda job: self._fill(job, list_name, first, quiet_s))
 
     def progress(self, name: str) -> Progress:
         """Of a job; all zeros for an unknown one."""
@@ -141,14 +154,27 @@ class Prefetcher:
             # What a pack did not bring (it failed, or was cut) comes singly.
             list(pool.map(lambda each: self._one(job, each), packed))
 
-    def _fill(self, job: _Job, list_name: ObjectName, first: Sequence[ObjectName]) -> None:
+    def _fill(
+        self,
+        job: _Job,
+        list_name: ObjectName,
+        first: Sequence[ObjectName],
+        quiet_s: Callable[[], float] | None,
+    ) -> None:
         """Fetches a whole list, proves it, and records that it is complete for this boot."""
         store = self._store
         listed = dict.fromkeys([*read_list(store, list_name), list_name])
         names = list(dict.fromkeys([*(each for each in first if each in listed), *listed]))
         job.add(left=len(names))
-        with ThreadPoolExecutor(AT_ONCE, "fill") as pool:
-            list(pool.map(lambda each: self._one(job, each), names))
+
+        def one(each: ObjectName) -> None:
+            if quiet_s is not None and not store.local.has(each):
+                _until_quiet(quiet_s)
+            self._one(job, each)
+
+        threads, ready = (AT_ONCE, None) if quiet_s is None else (_AT_LEISURE, _be_nice)
+        with ThreadPoolExecutor(threads, "fill", ready) as pool:
+            list(pool.map(one, names))
         if job.progress.error is None:
             check_complete(store, list_name, names)
 
@@ -253,6 +279,19 @@ class Prefetcher:
             job.add(error=str(error))
         finally:
             job.add(left=-1)
+
+
+def _until_quiet(quiet_s: Callable[[], float]) -> None:
+    """Returns when no reader has waited for a moment; a little work is done all the same."""
+    until_s = time.monotonic() + _STARVED_S
+    while (left_s := _QUIET_S - quiet_s()) > 0 and time.monotonic() < until_s:
+        time.sleep(min(left_s, max(0.0, until_s - time.monotonic())))
+
+
+def _be_nice() -> None:
+    """This thread alone: others' readers come first."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def check_complete(store: Store, list_name: ObjectName, names: Iterable[ObjectName]) -> bool:

@@ -193,11 +193,12 @@ class Shelf:
         """Puts the root in place, at once."""
         write_root(self.local, shelved.to_root(self.kind))
 
-    def record(self, name: str, touches: Iterable[Touch]) -> Shelved:
+    def record(self, name: str, touches: Iterable[Touch], *, is_partial: bool = False) -> Shelved:
         """Makes what a reader touched, in its order, part of the image's trace."""
         with self._alone():
             shelved = self.read(name)
-            shelved = replace(shelved, image=with_recording(self.store, shelved.image, touches))
+            traced = with_recording(self.store, shelved.image, touches, is_partial=is_partial)
+            shelved = replace(shelved, image=traced)
             self.write(shelved)
         return shelved
 

@@ -10,8 +10,8 @@ fetch, every byte of it is proven by the members' own names, and what is malform
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nagara.image.errors import BadTraceError
@@ -70,6 +70,17 @@ def touches_of(trace: Trace) -> Iterator[Touch]:
 def merge(older: Trace, newer: Trace) -> Trace:
     """Everything of both, the newer one's order first. Packs are made anew afterwards."""
     return from_touches(itertools.chain(touches_of(newer), touches_of(older)))
+
+
+def within(trace: Trace, listed: Container[ObjectName]) -> Trace:
+    """What of a trace is an image's own: a trace from outside shall fetch nothing else."""
+    return Trace(
+        tuple(each for each in trace.objects if each[0] in listed),
+        tuple(
+            replace(pack, members=tuple(each for each in pack.members if each[0] in listed))
+            for pack in trace.packs
+        ),
+    )
 
 
 def plan_packs(trace: Trace) -> list[list[ObjectName]]:

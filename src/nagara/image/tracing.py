@@ -33,23 +33,34 @@ def wants_recording(image: Image) -> bool:
     return image.starts < STARTS_RECORDED
 
 
-def add_recording(store: Store, image: Image, touches: Iterable[Touch]) -> Image:
-    """`with_recording`, and the image's root is written anew."""
-    traced = with_recording(store, image, touches)
-    write_root(store.local, traced.to_root())
+def add_recording(
+    store: Store, image: Image, touches: Iterable[Touch], *, is_partial: bool = False
+) -> Image:
+    """`with_recording`, and the image's root is written anew if that changes it."""
+    traced = with_recording(store, image, touches, is_partial=is_partial)
+    if traced != image:
+        write_root(store.local, traced.to_root())
     return traced
 
 
-def with_recording(store: Store, image: Image, touches: Iterable[Touch]) -> Image:
+def with_recording(
+    store: Store, image: Image, touches: Iterable[Touch], *, is_partial: bool = False
+) -> Image:
     """Merges a recording into the image's trace and packs it.
 
     Everything touched has to be in the local folder, as it is right after a start.
     Returns the image with its new trace.
+
+    Args:
+        is_partial: only what did not come ahead of need was seen: it is added at the end.
     """
     trace = from_touches(touches)
+    if not trace.objects:
+        return replace(image, starts=image.starts + 1) if is_partial else image
     if image.trace is not None:
         try:
-            trace = merge(read_trace(store.read(image.trace)), trace)
+            old = read_trace(store.read(image.trace))
+            trace = merge(trace, old) if is_partial else merge(old, trace)
         except (BadTraceError, NagaraError) as error:
             _log.warning("the old trace of %s is not used: %s", image.name, error)
     packs = tuple(_pack(store, members) for members in plan_packs(trace))

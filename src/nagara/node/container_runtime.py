@@ -19,7 +19,7 @@ from nagara.contract.replica import FilesReport, ReplicaSpec
 from nagara.image.mounts import mount_points, unmount_tree
 from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.host_parts import Stopwatch, host_parts, tool_times
-from nagara.node.owned_tasks import in_thread
+from nagara.node.owned_tasks import both, in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_hooks import hook_environment, renew, wake, write_hook_files
 from nagara.node.replica_network import ReplicaNetworks
@@ -37,6 +37,7 @@ from nagara.sandbox.keeper_client import (
     LaunchError,
     inherited_environment,
 )
+from nagara.sandbox.kernel_facts import keep_kernel_facts
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.sandbox.netns import NetworkNamespace
 from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
@@ -105,10 +106,15 @@ class ContainerRuntime:
         self._networks = networks
         self._can_level = can_level
         self._criu_config = state / "criu.conf"
+        self._kernel_facts_file = state / "kernel_facts"
+        self._kernel_facts: Path | None = None  # where the tool cannot keep them itself
         self._opened: dict[str, OpenedFiles] = {}  # of replicas that are to be saved
 
     async def open(self) -> None:
         self._criu_config.write_text(CRIU_CONFIG)
+        if self.runc.criu:
+            kept = in_thread(keep_kernel_facts, self.runc.criu, self._kernel_facts_file)
+            self._kernel_facts = await kept
         await self._layers.unmount_all()
 
     async def took_over(self, replicas: Collection[str]) -> None:
@@ -163,8 +169,8 @@ class ContainerRuntime:
         waterfall: Waterfall,
     ) -> Running:
         with waterfall.stage("files", "root"):
-            tree = await self.trees.prepare(folder, spec, is_restore=True)
-            await in_thread(self._snapshots.mount, folder, snapshot)
+            preparing = self.trees.prepare(folder, spec, is_restore=True)
+            tree, _ = await both(preparing, in_thread(self._snapshots.mount, folder, snapshot))
             reach("restore.image")
             frozen = await self._layers.mount(snapshot)
             reach("restore.layer")
@@ -182,7 +188,7 @@ class ContainerRuntime:
                     folder.name, folder.bundle, folder.pid_file, memory_of(folder), folder.criu
                 )
                 try:
-                    pid = await self._launch(folder, command, log, _RESTORE_S)
+                    pid = await self._launch(folder, command, log, _RESTORE_S, self._kernel_facts)
                 except LaunchError as error:
                     lack = await in_thread(self._snapshots.not_fetched, folder.name)
                     raise _restore_failure(folder, snapshot, error, lack) from error
@@ -327,7 +333,12 @@ class ContainerRuntime:
         return self.trees.report(folder, spec)
 
     async def _launch(
-        self, folder: ReplicaFolder, command: list[str], log: Path, time_limit_s: float
+        self,
+        folder: ReplicaFolder,
+        command: list[str],
+        log: Path,
+        time_limit_s: float,
+        kernel_facts: Path | None = None,
     ) -> int:
         await self._keeper.ensure()
         return await self._keeper.launch(
@@ -338,6 +349,7 @@ class ContainerRuntime:
             log=log,
             pid_file=folder.pid_file,
             time_limit_s=time_limit_s,
+            kernel_facts=kernel_facts,
         )
 
 

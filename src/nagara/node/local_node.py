@@ -23,6 +23,7 @@ from nagara.contract.node import NodeError, ReplicaGoneError, StartFailedError
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    DiskReport,
     FilesReport,
     ImageOrder,
     ImageReport,
@@ -37,6 +38,7 @@ from nagara.contract.replica import (
 )
 from nagara.node.admission import check_image_order, check_name, check_order
 from nagara.node.asking import connected
+from nagara.node.disk_budget import DiskBudget
 from nagara.node.folder_claim import FolderClaim
 from nagara.node.host_parts import with_rest
 from nagara.node.logs import ReplicaLogs
@@ -93,6 +95,8 @@ class LocalNode:
         self._snapshots = snapshots
         self._missing = missing
         self._images = images
+        catalog = None if snapshots is None else snapshots.catalog
+        self.budget = DiskBudget(root.parent.parent, images, logs, catalog)
         self._zone = zone
         self._replicas: dict[str, Replica] = {}
         self._listeners: set[asyncio.Queue[ReplicaStatus]] = set()
@@ -122,6 +126,7 @@ class LocalNode:
         self._watchers = [
             asyncio.create_task(self._watch(), name="replica exits"),
             asyncio.create_task(limits, name="replica disks"),
+            asyncio.create_task(self.budget.keep(lambda: self._replicas), name="disk budget"),
         ]
 
     async def _take_over(self) -> None:
@@ -302,8 +307,10 @@ class LocalNode:
         return tuple(replica.status() for replica in self._replicas.values())
 
     async def usage(self) -> tuple[ReplicaUsage, ...]:
-        ready = [r for r in self._replicas.values() if r.record.ready and not r.is_ending]
-        return await in_thread(usage_of, ready)
+        return await in_thread(usage_of, list(self._replicas.values()))
+
+    async def disk(self) -> DiskReport:
+        return await in_thread(self.budget.report)
 
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         queue: asyncio.Queue[ReplicaStatus] = asyncio.Queue()

@@ -43,6 +43,20 @@ class ReplicaLogs:
                     old.unlink(missing_ok=True)
                     old.with_name(old.name + ".1").unlink(missing_ok=True)
 
+    def ended(self, running: Collection[str]) -> list[Path]:
+        """Logs of replicas that are not among `running`."""
+        return [path for path in self._root.glob("*/*/*.log") if path.stem not in running]
+
+    def remove(self, log: Path) -> int:
+        """Removes one of them, with what was rotated; how many bytes that frees."""
+        freed_bytes = 0
+        with self._turn:
+            for path in (log, log.with_name(log.name + ".1")):
+                with contextlib.suppress(FileNotFoundError):
+                    freed_bytes += path.stat().st_blocks * 512
+                    path.unlink()
+        return freed_bytes
+
     def tail(self, replica: str, tail_bytes: int) -> bytes:
         """The last bytes of a replica's output. Raises `ReplicaGoneError`."""
         for path in self._root.glob(f"*/*/{replica}.log"):

@@ -1,10 +1,11 @@
 """Waiting for work that must come to its end whoever stops waiting for it."""
 
 import asyncio
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 Result = TypeVar("Result")
+Other = TypeVar("Other")
 Arguments = ParamSpec("Arguments")
 
 
@@ -35,6 +36,18 @@ async def in_thread(
     it has ended, and therefore a cancellation waits too.
     """
     return await finished(asyncio.create_task(asyncio.to_thread(function, *args, **kwargs)))
+
+
+async def both(
+    one: Coroutine[Any, Any, Result], other: Coroutine[Any, Any, Other]
+) -> tuple[Result, Other]:
+    """Two at the same time, to their ends; then the first one's error, or the other's."""
+    first, second = await asyncio.gather(one, other, return_exceptions=True)
+    if isinstance(first, BaseException):
+        raise first
+    if isinstance(second, BaseException):
+        raise second
+    return first, second
 
 
 class Leisure:

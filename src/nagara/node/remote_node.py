@@ -14,6 +14,7 @@ from nagara.contract.node import NodeUnavailableError
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    DiskReport,
     ImageOrder,
     ImageReport,
     NodeFacts,
@@ -59,6 +60,9 @@ class RemoteNode:
 
     async def usage(self) -> tuple[ReplicaUsage, ...]:
         return await self.call("usage")  # type: ignore[no-any-return]
+
+    async def disk(self) -> DiskReport:
+        return await self.call("disk")  # type: ignore[no-any-return]
 
     async def logs(self, replica: str, *, tail_bytes: int = 65536) -> bytes:
         tail_bytes = min(tail_bytes, MESSAGE_LIMIT // 2)

@@ -36,25 +36,26 @@ from nagara.image.file_memory import FileMemory
 from nagara.image.images import Added, Image, find_image, image_from, list_images, remove_image
 from nagara.image.lazy_layer import DaemonError
 from nagara.image.model_import import import_model
-from nagara.image.mounting import ImageMounts, MountedImage
+from nagara.image.mounting import ImageMounts, MountedImage, data_layers
 from nagara.image.mounts import mount_points
 from nagara.image.recorder import Touch
 from nagara.image.sources import import_image, memory_path, parse_source
 from nagara.image.trace import read_trace
 from nagara.image.tracing import wants_recording
+from nagara.node.far_images import far_image
+from nagara.node.files_read import difference, touched_bytes, with_recorded
 from nagara.store.errors import AbsentError
-from nagara.store.names import CHUNK_BYTES, ObjectName
-from nagara.store.roots import fetch_root, read_list, read_root, write_root
+from nagara.store.roots import read_list, read_root, write_root
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
+APP_IMAGES = "app."  # how their names begin
 HOST = "host"
 STORED = "image:"  # an image that was imported under a name before
 _PART = "#"  # between a replica's folder and the number of what it holds
 _TREES_KEPT = 4  # of an app: the newest
 _INDEX_CHARS = 20  # of a base32 digest: 100 bits
 _BYTES_PER_LISTED = 40
-_ASK_S = 5.0  # a start waits for the zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class ReplicaImages:
 
     @property
     def data_layers(self) -> tuple[Path, ...]:
-        return tuple(dict.fromkeys(d for each in self.mounted for d in each.data_layers))
+        return data_layers(self.mounted)
 
     @property
     def is_lazy(self) -> bool:
@@ -99,7 +100,7 @@ class NodeImages:
         self._opening = threading.Lock()
         self._importing = threading.Lock()
         self._tracing = threading.Lock()
-        self._traces: dict[ObjectName, list[Touch]] = {}
+        self._traces: dict[str, list[Touch]] = {}  # by the trace's name
         self._bringing: dict[str, Callable[[], str]] = {}
 
     def bringing(self) -> tuple[str, ...]:
@@ -168,7 +169,7 @@ class NodeImages:
                 return found
             folder = self._models / model.name
             if not folder.is_dir():
-                if (found := far_image(store, name)) is not None:
+                if (found := self._far_image(store, name)) is not None:
                     return found
                 raise BadImageError(
                     "there is no such model on this machine, nor in its zone",
@@ -222,7 +223,7 @@ class NodeImages:
         with _named(spec.image):
             store = self.opened().store(spec.tenant)
             name = app_image(spec.app, spec.image_index)
-            image = _local_image(store, name) or far_image(store, name)
+            image = _local_image(store, name) or self._far_image(store, name)
             if image is None:
                 self.bring(ImageOrder(spec.tenant, spec.app, spec.image))
                 image = _local_image(store, name)
@@ -253,6 +254,14 @@ class NodeImages:
         before = self._tiers(spec.tenant) if any(each.is_lazy for each in mounted) else ()
         return ReplicaImages(tuple(mounted), kind, before)
 
+    def _far_image(self, store: Store, name: str) -> Image | None:
+        """From the zone, whose machines could as well order us to run something: what they have
+        read and found good need not be read again."""
+        image = far_image(store, name)
+        if image is not None and store.transfer.is_zone_alone:
+            self.opened().trust(store.local.tenant, image)
+        return image
+
     def _mounted(
         self, mounts: ImageMounts, replica: str, tenant: str, wanted: list[Image], *,
         prefer_lazy: bool,
@@ -275,27 +284,27 @@ class NodeImages:
         way = images.mounted[-1].way if not images.is_lazy else "lazy"
         recorded = self._recorded(images, tenant)
         if not images.is_lazy:
-            files = FilesReport(
-                images.kind, way, objects, size,
-                recorded_objects=len({name for name, _ in recorded}) if recorded else None,
-                recorded_bytes=sum(map(_touched_bytes, recorded)) if recorded else None,
-            )  # fmt: skip
-            return files, lambda: None
+            files = FilesReport(images.kind, way, objects, size)
+            return with_recorded(files, recorded), lambda: None
         touched = {each.holder: self._touched(each) for each in images.mounted}
         reads = [touch for touches in touched.values() for touch in touches or ()]
         progress = [self.opened().progress(each) for each in images.mounted]
-        is_counted = all(touches is not None for touches in touched.values())
+        is_counted = all(touches is not None for touches in touched.values()) and not any(
+            each.passing for each in images.mounted
+        )
         report = FilesReport(
             kind=images.kind,
             way=way,
             objects=objects,
             size_bytes=size,
             read_objects=len({name for name, _ in reads}) if is_counted else None,
-            read_bytes=sum(map(_touched_bytes, reads)) if is_counted else None,
+            read_bytes=sum(map(touched_bytes, reads)) if is_counted else None,
             prefetched_objects=sum(each.objects for each in progress),
             prefetched_bytes=sum(each.bytes for each in progress),
-            tiers=_difference(images.before, self._tiers(tenant)),
+            tiers=difference(images.before, self._tiers(tenant)),
         )
+        if not is_counted:
+            report = with_recorded(report, recorded)
         return report, lambda: self._afterwards(images, touched)
 
     def _recorded(self, images: ReplicaImages, tenant: str) -> list[Touch]:
@@ -305,25 +314,26 @@ class NodeImages:
             trace = each.image.trace
             if trace is None:
                 continue
-            if trace not in self._traces:
+            if str(trace) not in self._traces:
                 try:
                     raw = self.opened().store(tenant).read(trace)
                     objects = read_trace(raw).objects
                 except NagaraError as error:
                     _log.warning("the trace of %s is not used: %s", each.image.name, error)
                     continue
-                self._traces[trace] = [(n, c) for n, chunks in objects for c in chunks or (0,)]
-            found += self._traces[trace]
+                self._traces[str(trace)] = [(n, c) for n, chunks in objects for c in chunks or (0,)]
+            found += self._traces[str(trace)]
         return found
 
     def _afterwards(self, images: ReplicaImages, touched: dict[str, list[Touch] | None]) -> None:
         """Keeps what the start touched as the images' trace, and fetches the rest of them."""
         for each in images.mounted:
             try:
-                if touches := touched[each.holder]:
+                touches = touched[each.holder]
+                if touches is not None:
                     with self._tracing:
                         self.opened().add_touches(each, touches)
-                self.opened().fill(each)
+                self.opened().fill(each, at_leisure=True)
             except (NagaraError, OSError) as error:
                 _log.warning("%s: its trace is not kept: %s", each.image.name, error)
 
@@ -428,7 +438,7 @@ class NodeImages:
 
 def app_image(app: str, index: str) -> str:
     """The name of one of an app's images."""
-    return f"app.{app}.{index[:_INDEX_CHARS]}"
+    return f"{APP_IMAGES}{app}.{index[:_INDEX_CHARS]}"
 
 
 def _local_image(store: Store, name: str) -> Image | None:
@@ -441,45 +451,6 @@ def _local_image(store: Store, name: str) -> Image | None:
 def model_image(model: ModelMount) -> str:
     """The name of a model's image."""
     return f"model.{model.name}.{model.digest.removeprefix('sha256:')[:_INDEX_CHARS]}"
-
-
-def far_image(store: Store, name: str) -> Image | None:
-    """An image that a tier has, made one of this machine; its contents come when they are read."""
-    if not store.transfer.tiers:
-        return None
-    deadline_s = time.monotonic() + _ASK_S
-    try:
-        root = fetch_root(store, "images", name, deadline_s)
-        for listing in root.lists:  # the collection reads them
-            store.ensure(listing, deadline_s)
-        write_root(store.local, root)
-        return image_from(root)
-    except AbsentError:
-        return None
-    except NagaraError as error:
-        _log.warning("%s: no image from elsewhere: %s", name, error)
-        return None
-
-
-def _touched_bytes(touch: Touch) -> int:
-    name, chunk = touch
-    if not name.is_chunked:
-        return name.size
-    return min(CHUNK_BYTES, name.size - chunk * CHUNK_BYTES)
-
-
-def _difference(before: tuple[TierRead, ...], after: tuple[TierRead, ...]) -> tuple[TierRead, ...]:
-    earlier = {each.tier: each for each in before}
-    none = TierRead("", 0, 0)
-    changes = (
-        TierRead(
-            each.tier,
-            each.objects - earlier.get(each.tier, none).objects,
-            each.size_bytes - earlier.get(each.tier, none).size_bytes,
-        )
-        for each in after
-    )
-    return tuple(each for each in changes if each.objects > 0)
 
 
 @contextmanager

@@ -59,9 +59,9 @@ async def end_what_outgrows(
 
 
 def usage_of(replicas: Iterable[Replica]) -> tuple[ReplicaUsage, ...]:
-    """Of those of which it can be read. Blocking: some milliseconds, more where devices are."""
+    """Of ready ones of which it can be read. Blocking: milliseconds, more where devices are."""
     found = []
-    replicas = list(replicas)
+    replicas = [one for one in replicas if one.record.ready and not one.is_ending]
     busy = device_use() if any(replica.record.devices for replica in replicas) else {}
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cores = len(os.sched_getaffinity(0))

@@ -78,22 +78,30 @@ class SnapshotImages:
         pin = Pin(self._holder(replica), snapshot.tenant, str(snapshot.image.list))
         self._images.opened().objects.ledger.pin(pin)
 
-    def begin_reading(self, snapshot: Snapshot, weights: Sequence[Path]) -> None:
-        """Begins to read ahead what is here of the snapshot, the largest last, and `weights`.
+    def read_small(self, snapshot: Snapshot, programs: Sequence[Path]) -> None:
+        """Reads what is here of the snapshot and small, what else a mount looks at, and the
+        programs of a restore: behind large reads each of these would wait for the disk."""
+        self._images.opened().prepare(snapshot.tenant, snapshot.image)
+        small = [path for path, size in self._here(snapshot) if size <= _SMALL_BYTES]
+        prefetch([*small, *programs])
 
-        What is small, and what else a mount looks at, has been read then: behind the large files
-        each of these reads would wait for the disk.
+    def begin_reading(self, snapshot: Snapshot, weights: Sequence[Path]) -> None:
+        """Begins to read ahead what is here of the snapshot and large, and `weights`.
+
+        The frozen layer comes after the memory, which a restore reads all of: of the layer it
+        reads a few files.
         """
-        mounts, store = self._images.opened(), self.shelf(snapshot.tenant).store
-        mounts.prepare(snapshot.tenant, snapshot.image)
+        large = [path for path, size in self._here(snapshot) if size > _SMALL_BYTES]
+        self._read_ahead.begin([*large, *weights])
+
+    def _here(self, snapshot: Snapshot) -> list[tuple[Path, int]]:
+        """The snapshot's objects, the largest last, and of these the layer."""
+        store = self.shelf(snapshot.tenant).store
         is_listed = store.local.has(snapshot.image.list)
         names = read_list(store, snapshot.image.list) if is_listed else []
-        names.sort(key=lambda name: name.size)
-        small = [name for name in names if name.size <= _SMALL_BYTES]
-        prefetch([store.local.path(name) for name in small])
-        self._read_ahead.begin(
-            [*(store.local.path(name) for name in names[len(small) :]), *weights]
-        )
+        layer_bytes = snapshot.record.layer_bytes
+        names.sort(key=lambda name: (name.size == layer_bytes, name.size))
+        return [(store.local.path(name), name.size) for name in names]
 
     def mount(self, folder: ReplicaFolder, snapshot: Snapshot) -> MountedImage:
         """Shows the snapshot at `folder.snapshot`, and its memory where `memory_of` says; fetching
@@ -148,8 +156,10 @@ class SnapshotImages:
         if mounted is None or not wants_recording(mounted.image):
             return
         try:
-            if touches := self._images.opened().touches(mounted):
-                self.shelf(mounted.tenant).record(mounted.image.name, touches)
+            touches = self._images.opened().touches(mounted)
+            shelf, is_partial = self.shelf(mounted.tenant), bool(mounted.passing)
+            if touches or is_partial:
+                shelf.record(mounted.image.name, touches, is_partial=is_partial)
         except (NagaraError, OSError) as error:
             _log.warning("%s: its trace is not kept: %s", mounted.image.name, error)
 

@@ -76,7 +76,7 @@ class NodeSnapshots:
         images: SnapshotImages,
         published: Callable[[], None] = lambda: None,
     ) -> None:
-        self._catalog = catalog
+        self.catalog = catalog
         self._published = published
         self.host_class = host_class(facts)
         self._facts = facts
@@ -136,10 +136,10 @@ class NodeSnapshots:
 
     def _find_here(self, spec: ReplicaSpec, key: str) -> Snapshot | NoSnapshot:
         by_name = {
-            snapshot.name: snapshot for snapshot in self._catalog.all_of(spec.tenant, spec.app, key)
+            snapshot.name: snapshot for snapshot in self.catalog.all_of(spec.tenant, spec.app, key)
         }
         if not by_name:
-            return _none_yet(self._catalog.quarantined(spec.tenant, spec.app, key))
+            return _none_yet(self.catalog.quarantined(spec.tenant, spec.app, key))
         reason = ""
         for name, snapshot in list(by_name.items()):
             if why := self._images.sealing.misfit(spec.tenant, snapshot.record.sealed_by):
@@ -152,9 +152,10 @@ class NodeSnapshots:
                 reason = reason or "no variant fits: " + "; ".join(chosen.reasons)
                 break
             snapshot = by_name.pop(chosen)
-            # While the disk is asked for thousands of names, it can as well read.
-            self._images.begin_reading(snapshot, self._runtime.trees.weights(spec))
+            self._images.read_small(snapshot, self._runtime.runc.programs())
             if (changed := snapshot.record.changed_host_file()) is None:
+                # Not before: each of the thousands of names would wait behind it.
+                self._images.begin_reading(snapshot, self._runtime.trees.weights(spec))
                 return snapshot
             reason = f"{changed} has changed since the snapshot was made"
         return NoSnapshot(reason, capture_wanted=True)
@@ -169,7 +170,7 @@ class NodeSnapshots:
     def _verify(self, snapshot: Snapshot, replica: str) -> None:
         self._images.pin(replica, snapshot)
         has_tiers = self._images.has_tiers(snapshot.tenant)
-        self._catalog.check(snapshot, self._images.cannot_be_had if has_tiers else None)
+        self.catalog.check(snapshot, self._images.cannot_be_had if has_tiers else None)
 
     async def check_answer(self, running: Running, spec: ReplicaSpec, snapshot: Snapshot) -> None:
         """Asks the canary. Raises `BadSnapshotError` when the answer is not the recorded one."""
@@ -190,14 +191,14 @@ class NodeSnapshots:
 
         Returns what is left to do at leisure.
         """
-        await in_thread(self._catalog.forgive, snapshot)
+        await in_thread(self.catalog.forgive, snapshot)
         return self._images.afterwards(replica)
 
     async def count_failure(self, snapshot: Snapshot, error: SnapshotError) -> None:
         """Takes note of a failed restore; a snapshot at fault twice in a row is set aside."""
         if not isinstance(error, BadSnapshotError):
             return
-        if await in_thread(self._catalog.count_bad, snapshot, str(error)):
+        if await in_thread(self.catalog.count_bad, snapshot, str(error)):
             _log.warning("snapshot %s is in quarantine: %s", snapshot.name, error)
             await self._layers.unmount(snapshot.name)
             await in_thread(self._published)
@@ -300,7 +301,7 @@ class NodeSnapshots:
             notes=saved.notes,
             sealed_by=saved.sealed_by,
         )
-        put = self._catalog.publish(staging, spec.tenant, spec.app, record)
+        put = self.catalog.publish(staging, spec.tenant, spec.app, record)
         _log.info(
             "%s: the snapshot has %s in the store, %s of it new",
             spec.app, format_bytes(put.bytes), format_bytes(put.new_bytes),
@@ -308,34 +309,34 @@ class NodeSnapshots:
         self._images.trust(spec.tenant, put.shelved.image)
         snapshot = snapshot_from(spec.tenant, put.shelved)
         assert snapshot is not None
-        replaced = self._catalog.drop_others_like(snapshot)
+        replaced = self.catalog.drop_others_like(snapshot)
         reach("capture.replaced")
         return snapshot, replaced
 
     async def forget_app(self, tenant: str, app: str) -> None:
         """Removes the app's snapshots."""
-        for name in await in_thread(self._catalog.forget_app, tenant, app):
+        for name in await in_thread(self.catalog.forget_app, tenant, app):
             await self._layers.unmount(name)
         await in_thread(self._published)
 
     def statuses(self) -> tuple[SnapshotStatus, ...]:
         """The newest of what is saved here. Blocking."""
-        found = [_status(one, self._facts) for one in conditions(self._catalog)]
+        found = [_status(one, self._facts) for one in conditions(self.catalog)]
         found.sort(key=lambda status: status.created_at_s, reverse=True)
         return tuple(found[:_TOLD])
 
     def clear_staging(self) -> None:
         """Ends and removes what captures of an earlier process have left. Blocking."""
-        self._catalog.clear_staging()
+        self.catalog.clear_staging()
 
     def staging(self) -> Path:
         """Where to save into, not made yet."""
-        return self._catalog.staging()
+        return self.catalog.staging()
 
     def make_staging(self, staging: Path) -> None:
         """Makes the folder. Blocking. Raises `CaptureError`."""
         try:
-            self._catalog.make_staging(staging)
+            self.catalog.make_staging(staging)
         except OSError as error:
             raise CaptureError(f"cannot be saved: {error}") from error
 

@@ -22,6 +22,7 @@ from nagara.contract.machine import CheckKind, HealthReport, Renewal, RenewalAns
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    DiskReport,
     ImageOrder,
     ImageReport,
     NodeFacts,
@@ -66,6 +67,7 @@ METHODS: dict[str, Method] = {
     "dial": _method(None, replica=str),
     "replicas": _method(tuple[ReplicaStatus, ...]),
     "usage": _method(tuple[ReplicaUsage, ...]),
+    "disk": _method(DiskReport),
     "exits": _method(ReplicaStatus),
     "logs": _method(Base64Bytes, replica=str, tail_bytes=int),
     "snapshots": _method(tuple[SnapshotStatus, ...]),

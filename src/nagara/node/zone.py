@@ -7,10 +7,11 @@ sent again. Blocking; called from worker threads.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nagara.base.errors import NagaraError, UsageError
@@ -30,12 +31,13 @@ from nagara.store.cache_server import CacheServer
 from nagara.store.certificates import read_certificates
 from nagara.store.configured import open_folder, open_store
 from nagara.store.errors import AbsentError
+from nagara.store.local import DEFAULT_TENANT
 from nagara.store.moving import push
 from nagara.store.roots import DOCUMENT_LIMIT_BYTES, parse_root
 from nagara.store.store import Store
 from nagara.store.tier import Tier
 from nagara.store.tokens import Tokens
-from nagara.store.zone import Zone, write_zone
+from nagara.store.zone import Zone, read_zone, write_zone
 
 _log = logging.getLogger(__name__)
 _PUBLISHED = ("app.", "model.")  # what `replica_images` calls them
@@ -105,14 +107,23 @@ class NodeZone:
     def publish(self) -> None:
         """Brings to the zone what it lacks of this machine's; what fails is tried again with the
         next call."""
-        if not (self._store / "ledger.sqlite").exists():
-            return
         with self._publishing:
+            if read_zone(self._store).caches and os.geteuid() == 0:
+                self._expect()
+            if not (self._store / "ledger.sqlite").exists():
+                return
             for tenant in self._images.opened().objects.tenant_names():
                 try:
                     self._publish(tenant)
                 except (NagaraError, OSError) as error:
                     _log.warning("not all of %s's is in the zone: %s", tenant, error)
+
+    def _expect(self) -> None:
+        """What starts here comes from the zone at first: the way it comes is made ready."""
+        try:
+            self._images.opened().expect(DEFAULT_TENANT)
+        except (NagaraError, OSError) as error:
+            _log.warning("the first start has to wait for the file daemon: %s", error)
 
     def _publish(self, tenant: str) -> None:
         store = self._images.opened().store(tenant)
@@ -193,14 +204,16 @@ def _replaced(there: Entries, entry: dict[str, object]) -> Iterator[str]:
 
 
 @contextmanager
-def serving_objects(store: Path, member: Member) -> Iterator[None]:
+def serving_objects(store: Path, member: Member) -> Iterator[Member]:
     """Serves the store in `store` to the zone for as long as the block lasts, if it is to be.
+
+    Gives the member as which the machine then serves: with the port that was free.
 
     Raises:
         UsageError: without a token others would be served; or it cannot listen there.
     """
     if member.serves_at is None:
-        yield
+        yield member
         return
     host, port = member.serves_at
     if member.token is None and host not in ("127.0.0.1", "::1", "localhost"):
@@ -223,7 +236,7 @@ def serving_objects(store: Path, member: Member) -> Iterator[None]:
     thread = threading.Thread(target=server.run, name="serve objects", daemon=True)
     thread.start()
     try:
-        yield
+        yield replace(member, serves_at=(host, server.port))
     finally:
         server.close()
         thread.join()

@@ -25,7 +25,12 @@ from nagara.base.errors import NagaraError
 
 FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))  # later ones win
 NVIDIA_KIND = "nvidia.com/gpu"
-_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)=([A-Za-z0-9][\w.:-]*)")
+_NAME = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)=([A-Za-z0-9][\w.:-]*)", re.ASCII
+)
+_VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.[0-9]{1,3}")
+_OLDEST, _NEWEST = (0, 3), (1, 1)
+_SPEC_LIMIT_BYTES = 16 << 20
 _TOOLKIT_S = 30.0
 _SHOWN = 4
 _SPEC_KEYS = frozenset({"cdiVersion", "kind", "annotations", "devices", "containerEdits"})
@@ -92,9 +97,13 @@ class DeviceEdits:
 
     def apply(self, config: dict[str, Any]) -> None:
         """Adds everything to a container's `config.json`."""
-        config["process"]["env"] += self.env
+        process = config["process"]
+        given = {value.partition("=")[0]: value for value in self.env}
+        others = [each for each in process["env"] if each.partition("=")[0] not in given]
+        process["env"] = [*others, *given.values()]
         if self.groups:
-            config["process"]["user"]["additionalGids"] = list(self.groups)
+            groups = [*process["user"].get("additionalGids", ()), *self.groups]
+            process["user"]["additionalGids"] = list(dict.fromkeys(groups))
         config["mounts"] += self.mounts
         linux = config["linux"]
         linux["devices"] = [node.oci() for node in self.nodes]
@@ -160,31 +169,50 @@ def _unknown(
 def _read_specs(
     folders: Sequence[Path],
 ) -> tuple[dict[str, dict[str, DeviceEdits]], list[str]]:
-    """Kind → device → edits, and which files could not be used, with the reason."""
+    """Kind → device → edits, and what could not be used, with the reason."""
     specs: dict[str, dict[str, DeviceEdits]] = {}
     unreadable = []
     for folder in folders:
+        places: dict[tuple[str, str], Path] = {}
         for file in sorted(folder.glob("*")):
             if file.suffix not in (".json", ".yaml", ".yml"):
                 continue
             try:
                 kind, devices = parse_spec(_load(file))
-            except (CdiError, OSError, ValueError) as error:
+            except (CdiError, OSError, ValueError, RecursionError) as error:
                 what = error.what if isinstance(error, CdiError) else str(error)
                 unreadable.append(f"{file}: {what}")
                 continue
-            specs.setdefault(kind, {}).update(devices)
+            for device, edits in devices.items():
+                known = specs.setdefault(kind, {})
+                if (other := places.setdefault((kind, device), file)) is file:
+                    known[device] = edits
+                    continue
+                # Nobody says which of the two is meant; a later folder may.
+                known.pop(device, None)
+                unreadable.append(f"{kind}={device} is in {other} and in {file}")
     return specs, unreadable
 
 
 def _load(file: Path) -> Any:
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):  # links are followed; a pipe would never end
+            raise CdiError("is no file")
+        if state.st_size > _SPEC_LIMIT_BYTES:
+            raise CdiError(f"has {state.st_size} bytes, more than any spec")
+        raw = stream.read(_SPEC_LIMIT_BYTES)
     if file.suffix == ".json":
-        return json.loads(file.read_bytes())
+        return json.loads(raw)
     try:
         yaml: Any = importlib.import_module("yaml")
     except ImportError:
         raise CdiError("is YAML, which cannot be read here (no PyYAML)") from None
-    return yaml.safe_load(file.read_bytes())
+    try:
+        return yaml.safe_load(raw)
+    except getattr(yaml, "YAMLError", ValueError) as error:
+        raise CdiError(f"is no YAML: {error}") from error
 
 
 def _by_toolkit() -> dict[str, DeviceEdits]:
@@ -204,34 +232,45 @@ def parse_spec(spec: Any) -> tuple[str, dict[str, DeviceEdits]]:
     """The kind that a spec file is about, and what each of its devices needs.
 
     Raises:
-        CdiError: a key is unknown or has the wrong kind of value, or a device node is not there.
+        CdiError: of a version that is not known, or a key is unknown or has the wrong kind of
+            value, or a name stands there twice, or a device node is not there.
     """
     _check_keys(spec, _SPEC_KEYS, "the file")
+    version = _text(spec["cdiVersion"], "cdiVersion")
+    found = _VERSION.fullmatch(version)
+    if found is None or not _OLDEST <= (int(found[1]), int(found[2])) <= _NEWEST:
+        raise CdiError(f"is of version {version}, which is not understood (0.3 to 1.1 are)")
+    kind = _text(spec["kind"], "kind")
     common = _edits(spec.get("containerEdits") or {})
-    devices = {}
-    for device in spec.get("devices") or ():
+    devices: dict[str, DeviceEdits] = {}
+    for device in _list(spec, "devices"):
         _check_keys(device, {"name", "annotations", "containerEdits"}, "a device")
-        devices[str(device["name"])] = common + _edits(device.get("containerEdits") or {})
-    return str(spec["kind"]), devices
+        name = _text(device["name"], "a device's name")
+        if not _NAME.fullmatch(f"{kind}={name}"):
+            raise CdiError(f"{kind}={name} cannot name a device")
+        if name in devices:
+            raise CdiError(f"has {kind}={name} twice")
+        devices[name] = common + _edits(device.get("containerEdits") or {})
+    return kind, devices
 
 
 def _edits(edits: Any) -> DeviceEdits:
     _check_keys(edits, _EDIT_KEYS, "containerEdits")
     return DeviceEdits(
-        tuple(_node(node) for node in edits.get("deviceNodes") or ()),
-        tuple(_mount(mount) for mount in edits.get("mounts") or ()),
-        tuple(str(value) for value in edits.get("env") or ()),
-        tuple(_hook(hook) for hook in edits.get("hooks") or ()),
-        tuple(int(group) for group in edits.get("additionalGids") or ()),
+        tuple(_node(node) for node in _list(edits, "deviceNodes")),
+        tuple(_mount(mount) for mount in _list(edits, "mounts")),
+        tuple(_variable(value) for value in _list(edits, "env")),
+        tuple(_hook(hook) for hook in _list(edits, "hooks")),
+        tuple(_number(group, "a group") for group in _list(edits, "additionalGids")),
     )
 
 
 def _node(node: Any) -> DeviceNode:
     _check_keys(node, _NODE_KEYS, "a device node")
-    path = str(node["path"])
+    path = _path(node["path"], "a device node")
     kind, major, minor = node.get("type"), node.get("major"), node.get("minor")
     if kind is None or major is None:
-        outside = str(node.get("hostPath") or path)
+        outside = _path(node.get("hostPath") or path, "a device node")
         try:
             state = os.stat(outside)  # noqa: PTH116 - its numbers are wanted
         except OSError as error:
@@ -240,31 +279,77 @@ def _node(node: Any) -> DeviceNode:
             raise CdiError(f"{outside} is no device")
         kind = "c" if stat.S_ISCHR(state.st_mode) else "b"
         major, minor = os.major(state.st_rdev), os.minor(state.st_rdev)
-    permissions = str(node.get("permissions") or "rwm")
+    if kind not in ("b", "c", "u"):
+        raise CdiError(f"{path}: a device is of the type b, c or u, not {kind!r}")
+    permissions = _text(node.get("permissions") or "rwm", "permissions")
     if not set(permissions) <= set("rwm"):
         raise CdiError(f"{path}: permissions are of r, w and m, not {permissions!r}")
-    own = (node.get("fileMode"), node.get("uid"), node.get("gid"))
-    return DeviceNode(path, str(kind), int(major), int(minor or 0), permissions, *own)
+    own = [
+        None if node.get(key) is None else _number(node[key], key)
+        for key in ("fileMode", "uid", "gid")
+    ]
+    kind = "b" if kind == "b" else "c"  # u, unbuffered, is another word for c
+    numbers = _number(major, "major"), _number(minor or 0, "minor")
+    return DeviceNode(path, kind, *numbers, permissions, *own)
 
 
 def _mount(mount: Any) -> dict[str, Any]:
     _check_keys(mount, _MOUNT_KEYS, "a mount")
-    options = [str(option) for option in mount.get("options") or _MOUNT_OPTIONS]
+    options = [_text(option, "an option") for option in _list(mount, "options") or _MOUNT_OPTIONS]
     return {
-        "destination": str(mount["containerPath"]),
-        "source": str(mount["hostPath"]),
-        "type": str(mount.get("type") or "bind"),
+        "destination": _path(mount["containerPath"], "a mount"),
+        "source": _path(mount["hostPath"], "a mount"),
+        "type": _text(mount.get("type") or "bind", "a mount's type"),
         "options": options if {"bind", "rbind"} & set(options) else ["bind", *options],
     }
 
 
 def _hook(hook: Any) -> tuple[str, dict[str, Any]]:
     _check_keys(hook, _HOOK_KEYS, "a hook")
-    name = str(hook["hookName"])
+    name = _text(hook["hookName"], "hookName")
     if name not in _HOOKS:
         raise CdiError(f"unknown kind of hook {name!r}")
-    more = {key: hook[key] for key in ("args", "env", "timeout") if hook.get(key) is not None}
-    return name, {"path": str(hook["path"]), **more}
+    made: dict[str, Any] = {"path": _path(hook["path"], "a hook")}
+    if hook.get("args") is not None:
+        made["args"] = [_text(value, "an argument") for value in _list(hook, "args")]
+    if hook.get("env") is not None:
+        made["env"] = [_variable(value) for value in _list(hook, "env")]
+    if hook.get("timeout") is not None:
+        made["timeout"] = _number(hook["timeout"], "a hook's timeout")
+    return name, made
+
+
+def _list(table: Mapping[str, Any], key: str) -> list[Any]:
+    value = table.get(key)
+    if not isinstance(value, list | None):
+        raise CdiError(f"{key} is no list")
+    return value or []
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise CdiError(f"{what} is no text: {value!r}"[:200])
+    return value
+
+
+def _number(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 32:
+        raise CdiError(f"{what} is no number: {value!r}"[:200])
+    return value
+
+
+def _path(value: Any, what: str) -> str:
+    path = _text(value, what)
+    if not path.startswith("/") or ".." in path.split("/"):
+        raise CdiError(f"{what} is at {path!r}, which is no path from the root"[:200])
+    return path
+
+
+def _variable(value: Any) -> str:
+    text = _text(value, "a variable")
+    if text.find("=") < 1:
+        raise CdiError(f"{text[:80]!r} is no variable")
+    return text
 
 
 def _check_keys(value: Any, known: frozenset[str] | set[str], what: str) -> None:
@@ -273,7 +358,7 @@ def _check_keys(value: Any, known: frozenset[str] | set[str], what: str) -> None
     if unknown := sorted(set(map(str, value)) - known):
         raise CdiError(f"{what} has the key {unknown[0]!r}, which is not understood")
     needed: dict[str, tuple[str, ...]] = {
-        "the file": ("kind",),
+        "the file": ("cdiVersion", "kind"),
         "a device": ("name",),
         "a device node": ("path",),
     }

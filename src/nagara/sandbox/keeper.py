@@ -7,7 +7,7 @@ Agent and control come and go and are told what happened meanwhile.
 One thread, one selector. Requests are lines of JSON over a Unix socket, each answered by one
 line; only the keeper's own user may connect:
 
-    {"op": "launch", "id", "argv", "env", "cwd", "log", "pid_file"}
+    {"op": "launch", "id", "argv", "env", "cwd", "log", "pid_file", "kernel_facts"}
                                      → {"pid"} or {"error", "exit_code"}
     {"op": "list"}                   → {"children": [...]}
     {"op": "signal", "id", "signal"} → {}
@@ -27,7 +27,8 @@ line; only the keeper's own user may connect:
 
 With `pid_file` the command is one that creates a container and ends (`runc run --detach`): the
 container's first process is then found in that file and has become our child, because the
-keeper is a subreaper. Without it the command itself is the replica.
+keeper is a subreaper. Without it the command itself is the replica. With `kernel_facts`, a file,
+it is a restore that sees these (see `kernel_facts`).
 
 `launch` may carry the replica's `lease` as well. What runs under a lease is killed when its time
 (of the boot-time clock; null: no end) is over or its slot is fenced, whoever else is alive.
@@ -57,6 +58,7 @@ from nagara.base.linux import become_subreaper, die_with_parent
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.keeper_log import ChildLog
 from nagara.sandbox.kept_leases import KeptLeases
+from nagara.sandbox.kernel_facts import see_kernel_facts
 from nagara.sandbox.unix_socket import listen, peer_uid
 
 _REQUEST_LIMIT = 4 << 20
@@ -173,7 +175,14 @@ class Keeper:
             del peer.received[: end + 1]
             try:
                 self._handle(peer, json.loads(line))
-            except (RefusedError, OSError, KeyError, TypeError, ValueError) as error:
+            except (
+                RefusedError,
+                OSError,
+                KeyError,
+                TypeError,
+                ValueError,
+                RecursionError,
+            ) as error:
                 peer.answer({"error": f"{type(error).__name__}: {error}"})
 
     def _flush(self, peer: Peer) -> None:
@@ -281,6 +290,7 @@ class Keeper:
             self._begin_lease(name, request["lease"])
         self._close(self._children.pop(name, None))
         pid_file = Path(request["pid_file"]) if request.get("pid_file") else None
+        facts = request.get("kernel_facts")
         reach("keeper.asked")
         log = ChildLog(Path(request["log"]))
         reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -295,7 +305,7 @@ class Keeper:
                 stdout=writing,
                 stderr=writing,
                 start_new_session=True,
-                preexec_fn=lambda: die_with_parent(signal.SIGKILL),  # this process has one thread
+                preexec_fn=lambda: _become_launcher(facts),  # this process has one thread
             )
         except OSError:
             os.close(reading)
@@ -420,6 +430,13 @@ class Keeper:
         for peer in self._peers:
             if peer.is_watching:
                 peer.answer({"exited": child.describe()})
+
+
+def _become_launcher(kernel_facts: str | None) -> None:
+    die_with_parent(signal.SIGKILL)
+    if kernel_facts:
+        with contextlib.suppress(OSError):  # the tool finds out itself
+            see_kernel_facts(Path(kernel_facts))
 
 
 def _next_ended() -> os.waitid_result | None:

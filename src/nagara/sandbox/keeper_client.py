@@ -90,10 +90,12 @@ class KeeperClient:
         cwd: Path,
         pid_file: Path | None,
         time_limit_s: float,
+        kernel_facts: Path | None = None,
     ) -> int:
         """Runs `argv` in `cwd` as a replica and returns the pid of the replica's first process.
 
-        With `pid_file`, `argv` creates a container, ends, and leaves the pid in that file.
+        With `pid_file`, `argv` creates a container, ends, and leaves the pid in that file. With
+        `kernel_facts` it sees what the checkpoint tool has found out.
 
         Raises:
             LaunchError: it did not come to be within the limit; what it wrote is in `log`.
@@ -106,6 +108,7 @@ class KeeperClient:
             "cwd": str(cwd),
             "log": str(log),
             "pid_file": str(pid_file) if pid_file else None,
+            "kernel_facts": str(kernel_facts) if kernel_facts else None,
             "lease": self._leases.get(name),
         }
         answer = await self._ask(request, time_limit_s)

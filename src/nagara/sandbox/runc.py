@@ -6,6 +6,7 @@ a worker thread.
 """
 
 import contextlib
+import functools
 import json
 import re
 import subprocess
@@ -23,6 +24,7 @@ _LAST_MESSAGE = re.compile(r'.*msg="((?:[^"\\]|\\.)*)"', re.DOTALL)
 _PAUSE_TRIES, _PAUSE_AGAIN_S = 4, 0.1
 _QUICK_S = 30.0
 _CHECKPOINT_S = 600.0
+_LIBRARY = re.compile(r"(/\S+) \(0x")  # in what ldd says
 _NO_CAUSE = ("RLIMIT_NOFILE", "cgroupd")  # errors that CRIU writes and is not ended by
 
 
@@ -47,6 +49,14 @@ class Runc:
     def _base(self) -> list[str]:
         command = [str(self.runc), "--root", str(self.state)]
         return [*command, "--criu", str(self.criu)] if self.criu else command
+
+    def programs(self) -> list[Path]:
+        """The files that a restore runs, with their libraries. Blocking the first time."""
+        if self.criu is None:
+            return [*_with_libraries(self.runc)]
+        own = self.criu.resolve().parent / "usr"  # of a CRIU that brings its libraries along
+        its = own.glob("lib/*/*.so*") if own.is_dir() else _with_libraries(self.criu)
+        return [*_with_libraries(self.runc), self.criu, *own.glob("sbin/criu"), *its]
 
     def run_command(self, container: str, bundle: Path, pid_file: Path) -> list[str]:
         """Creates and starts a container and ends; the container goes on."""
@@ -128,6 +138,18 @@ class Runc:
             said = _LAST_MESSAGE.search(done.stderr) or [None, done.stderr.strip()[-500:]]
             raise RuncError(f"runc {arguments[0]} failed: {said[1]}")
         return done.stdout
+
+
+@functools.cache
+def _with_libraries(program: Path) -> tuple[Path, ...]:
+    """The program and the shared libraries it is loaded with; without these where nobody tells."""
+    try:
+        told = subprocess.run(
+            ["ldd", program], capture_output=True, text=True, timeout=_QUICK_S, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        told = ""
+    return (program, *(Path(found) for found in _LIBRARY.findall(told)))
 
 
 def criu_complaint(log: Path) -> str | None:

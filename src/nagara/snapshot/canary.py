@@ -15,6 +15,8 @@ from typing import Any
 # Above what the same weights differ by when a batch is computed in another order, far below what
 # other weights do.
 LOGPROB_TOLERANCE = 0.05
+# A server that never ends its answer shall not take the machine's memory.
+ANSWER_LIMIT_BYTES = 16 << 20
 
 
 class CanaryError(Exception):
@@ -75,7 +77,12 @@ def ask(
     try:
         connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
         response = connection.getresponse()
-        return Answer(response.status, response.read())
+        said = response.read(ANSWER_LIMIT_BYTES + 1)
+        if len(said) > ANSWER_LIMIT_BYTES:
+            raise CanaryError(f"{path}: an answer of more than {ANSWER_LIMIT_BYTES} bytes")
+        if response.length:  # not said by a read of so many bytes at most
+            raise http.client.IncompleteRead(said, response.length)
+        return Answer(response.status, said)
     except (OSError, http.client.HTTPException) as error:
         raise CanaryError(f"{path}: {type(error).__name__}: {error}") from error
     finally:
@@ -96,7 +103,7 @@ def canonical(question: Question, answer: Answer) -> str:
     try:
         choices = json.loads(answer.body)["choices"]
         return json.dumps([_determined(choice) for choice in choices], sort_keys=True)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CanaryError(f"{question.path} gave no OpenAI answer: {error!r}") from error
 
 

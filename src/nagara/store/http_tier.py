@@ -9,6 +9,7 @@ deadline. Only 404 and 410 mean that something is absent.
 
 import contextlib
 import email.utils
+import functools
 import http.client
 import ssl
 import threading
@@ -23,6 +24,7 @@ from nagara.store.errors import AbsentError, UnavailableError
 from nagara.store.retrying import RefusedError, RetryPolicy
 from nagara.store.statistics import TierStatistics
 from nagara.store.tier import Entry, check_key
+from nagara.store.timed_response import TimedResponse
 
 T = TypeVar("T")
 _IDLE_LIMIT = 64
@@ -262,6 +264,9 @@ class HttpTier:
                     f"cannot be reached: {error}", where=f"{self.name} {self._parts.netloc}"
                 ) from error
         connection.sock.settimeout(min(self._stall_s, left_s))
+        connection.response_class = functools.partial(  # type: ignore[assignment]
+            TimedResponse, deadline_s=deadline_s, stall_s=self._stall_s
+        )
         return connection
 
     def _keep(self, connection: http.client.HTTPConnection) -> None:
@@ -290,10 +295,10 @@ def _seconds(retry_after: str | None) -> float | None:
     """Both forms of Retry-After (RFC 9110, 10.2.3); None for nonsense."""
     if retry_after is None:
         return None
-    if retry_after.strip().isdigit():
+    if retry_after.isascii() and retry_after.strip().isdecimal():
         return float(retry_after)
     try:
         when = email.utils.parsedate_to_datetime(retry_after)
-    except ValueError:
+        return max(0.0, when.timestamp() - time.time())
+    except (ValueError, OverflowError, TypeError):
         return None
-    return max(0.0, when.timestamp() - time.time())

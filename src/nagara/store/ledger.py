@@ -174,6 +174,15 @@ class Ledger:
             ).fetchone()
         return Proof(*row) if row and row[0] else None
 
+    def proofs(self, tenant: str, limit: int) -> dict[str, Proof]:
+        """`proof` of the tenant's objects, of at most so many."""
+        with self._held():
+            rows = self._connection.execute(
+                "SELECT name, inode, size, ctime_ns FROM objects WHERE tenant = ? LIMIT ?",
+                (tenant, limit),
+            ).fetchall()
+        return {name: Proof(*proof) for name, *proof in rows if proof[0]}
+
     def drop(self, tenant: str, name: str) -> None:
         """Forgets an object that is gone, and that any list of its tenant was complete."""
 

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from nagara.base.errors import UsageError
-from nagara.store.errors import CorruptError, FullError
+from nagara.store.errors import BadNameError, CorruptError, FullError
 from nagara.store.flights import Flights
 from nagara.store.hashing import hash_file
 from nagara.store.ledger import Ledger, Pin, Proof
@@ -149,6 +149,24 @@ class LocalTier:
     def path(self, name: ObjectName) -> Path:
         """Where the object is, or would be."""
         return self.objects / str(name)
+
+    def is_all_proven(self, limit: int) -> bool:
+        """There are at most so many objects, and each is as it was when it was proven.
+
+        What comes later is verified before it has a name, so the folder may be read past everyone.
+        """
+        recorded: dict[str, Proof] | None = None
+        with os.scandir(self.objects) as entries:
+            for number, entry in enumerate(entries):
+                if number >= limit:
+                    return False
+                if recorded is None:
+                    recorded = self.folder.ledger.proofs(self.tenant, limit)
+                state = entry.stat(follow_symlinks=False)
+                now = Proof(state.st_ino, state.st_size, state.st_ctime_ns)
+                if recorded.get(entry.name) != now and not self._has_proven(entry.name, now):
+                    return False
+        return True
 
     def offer_large(self, list_name: ObjectName) -> bool:
         """Lets proven large objects of a list that is here be read past everyone; any there?"""
@@ -336,6 +354,13 @@ class LocalTier:
         with os.fdopen(descriptor, "wb") as file:
             file.write(raw)
         Path(temporary).rename(target)
+
+    def _has_proven(self, text: str, now: Proof) -> bool:
+        """This process has verified it, and it is on its way to the disk."""
+        try:
+            return self._proofs.get(parse_name(text)) == now
+        except BadNameError:
+            return False
 
     def _is_proven(self, name: ObjectName, descriptor: int) -> bool:
         state = os.fstat(descriptor)

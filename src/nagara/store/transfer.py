@@ -64,6 +64,11 @@ class Transfer:
         caches = () if self._zone is None else self._zone.now()
         return caches[0] if caches else None
 
+    @property
+    def is_zone_alone(self) -> bool:
+        """All that comes from elsewhere comes from machines of the same cluster."""
+        return self.zone_tier is not None and not self._own
+
     def whole(self, name: ObjectName, sink: Sink, deadline_s: float) -> Tier:
         """Reads an unchunked object into `sink`; returns which tier it came from.
 

@@ -21,6 +21,7 @@ from nagara.contract.node import (
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    DiskReport,
     FilesReport,
     ImageOrder,
     ImageReport,
@@ -83,6 +84,7 @@ class FakeNode:
         self.images: dict[str, str] = {}  # source → index; others cannot be had
         self.brought: list[ImageOrder] = []
         self.missing: tuple[str, ...] = ()  # what it lacks to save replicas
+        self.disk_report = DiskReport(None, (("logs", 0),))
         self.usages: list[ReplicaUsage] = []
         self.files: FilesReport | None = None  # of every start
         self.cache: str | None = None  # where it says that it serves its objects
@@ -207,6 +209,11 @@ class FakeNode:
         """What `usages` says of those that run."""
         self._reach()
         return tuple(u for u in self.usages if u.replica in self.live)
+
+    async def disk(self) -> DiskReport:
+        """As given."""
+        self._reach()
+        return self.disk_report
 
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         """What `exit_replica` ends, as it happens."""

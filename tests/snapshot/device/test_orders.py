@@ -4,6 +4,7 @@ A start is carried out as a node does it: what fails is ended, and begun again p
 """
 
 import dataclasses
+import json
 
 import pytest
 
@@ -115,6 +116,45 @@ def test_the_record_outlives_the_process_that_made_it(saved):
     for text in (b"[]", b"{}", b'{"format": 2}', b"x"):
         with pytest.raises((ValueError, KeyError, TypeError)):
             DeviceRecord.from_json(text)
+
+
+def _crafted():
+    good = {"pid": 1, "held_bytes": {"sim-0": 5}}
+    yield from ({"kind": 5}, {"driver": None}, {"uuids": "sim-0"}, {"uuids": [["sim-0"]]})
+    yield from ({"uuids": ["sim-0", "sim-0"]}, {"uuids": []}, {"uuids": None}, {"more": 1})
+    yield from ({"processes": each} for each in (None, 5, [5], [{}], [good, good]))
+    for change in (
+        {"pid": "1"}, {"pid": 0}, {"pid": True}, {"more": 1}, {"held_bytes": []},
+        {"held_bytes": None}, {"held_bytes": {"sim-0": "5"}}, {"held_bytes": {"sim-0": -5}},
+        {"held_bytes": {"sim-0": 5.5}}, {"held_bytes": {"another": 5}},
+    ):  # fmt: skip
+        yield {"processes": [{**good, **change}]}
+
+
+@pytest.mark.parametrize("change", list(_crafted()), ids=str)
+def test_a_crafted_record_is_refused(saved, change):
+    _, record = saved
+    text = json.dumps({**json.loads(record.to_json()), **change})
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        DeviceRecord.from_json(text.encode())
+
+
+def test_a_record_that_is_nested_deeply_is_refused():
+    with pytest.raises(ValueError, match="nested"):
+        DeviceRecord.from_json(b"[" * 100_000)
+
+
+def test_a_driver_that_hangs_keeps_a_start_no_longer_the_more_processes_there_are():
+    pids = {100 + number: number for number in range(1, 33)}
+    host = Host()
+    for pid in pids:
+        host.device.start(pid, {"sim-0": GB}, host_bytes=GB)
+    host.device.fail(Event.LOCK, Fault.BUSY, call=len(pids))
+    for call in range(1, len(pids) + 1):
+        host.device.fail(Event.UNLOCK, Fault.HANGS, call=call)
+    with pytest.raises(CaptureError):
+        host.orders.save(pids)
+    assert host.clock.now_s <= LIMITS.order_s + 2 * LIMITS.unlock_s
 
 
 def test_processes_without_a_device_are_left_alone(host):

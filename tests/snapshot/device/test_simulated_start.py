@@ -51,6 +51,14 @@ def machine():
     return Machine(Hardware(ahead_bytes=8 * GB), device, clock), device, clock
 
 
+def test_what_rounding_leaves_of_a_byte_keeps_nobody_waiting():
+    hardware = Hardware(
+        storage_bytes_s=63_063_298_505.0, host_restore_bytes_s=0.2 * GB, link_bytes_s=100 * GB
+    )
+    start = simulate(Replica("x", 76_449_150_691, 4 * GB, 2 * GB), hardware)
+    assert start.host_s == pytest.approx(4 * GB / (0.2 * GB), rel=0.05)
+
+
 def test_nothing_is_copied_to_a_device_that_the_process_does_not_hold(machine):
     machine, device, _ = machine
     device.start(1, {"sim": GB})

@@ -102,7 +102,7 @@ class CommandProvider:
     def _list(self, out: bytes) -> list[Any]:
         try:
             document = json.loads(out)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._nonsense("its answer", out[:_SAID_CHARS], error) from error
         if not isinstance(document, list):
             raise ProviderError("a script's answer is no JSON list", where=self._name)

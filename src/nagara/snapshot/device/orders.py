@@ -77,12 +77,18 @@ class DeviceRecord:
     @classmethod
     def from_json(cls, text: bytes) -> "DeviceRecord":
         """The reverse. Raises ValueError, KeyError or TypeError for anything else."""
-        plain: Any = json.loads(text)
+        try:
+            plain: Any = json.loads(text)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
         if not isinstance(plain, dict) or plain.pop("format") != _FORMAT:
             raise ValueError("another format of device record")
         processes = tuple(SavedProcess(**one) for one in plain.pop("processes"))
         uuids = tuple(plain.pop("uuids"))
-        return cls(uuids=uuids, processes=processes, **plain)
+        record = cls(uuids=uuids, processes=processes, **plain)
+        if not _is_sound(record):
+            raise ValueError("a device record that no capture makes")
+        return record
 
 
 class _Deadline:
@@ -273,15 +279,36 @@ class DeviceOrders:
 
     @contextlib.contextmanager
     def _unlocked_on_failure(self, pids: Sequence[int]) -> Iterator[None]:
-        """Unlocks what is locked when the block fails; says nothing of what resists."""
+        """Unlocks what is locked when the block fails; says nothing of what resists.
+
+        The first one that does not answer has the whole time limit, all others together as much
+        again: a driver that hangs shall not keep a plain start waiting for each process.
+        """
         try:
             yield
         except BaseException:
+            deadline = _Deadline(2 * self._limits.unlock_s, self._monotonic_s)
             for pid in reversed(pids):
                 with contextlib.suppress(DeviceError):
                     if self._device.state(pid) is DeviceState.LOCKED:
-                        self._device.unlock(pid, time_limit_s=self._limits.unlock_s)
+                        limit_s = deadline.at_most(self._limits.unlock_s)
+                        self._device.unlock(pid, time_limit_s=limit_s)
             raise
+
+
+def _is_sound(record: DeviceRecord) -> bool:
+    """It comes from a file: every value is of its kind, nothing is there twice or negative."""
+    words = (record.kind, record.driver, *record.uuids)
+    pids = [process.pid for process in record.processes]
+    held = [process.held_bytes for process in record.processes]
+    return (
+        all(isinstance(word, str) for word in words)
+        and len(set(record.uuids)) == len(record.uuids)
+        and all(type(pid) is int and pid > 0 for pid in pids)
+        and len(set(pids)) == len(pids)
+        and all(isinstance(each, dict) and each.keys() <= set(record.uuids) for each in held)
+        and all(type(size) is int and size >= 0 for each in held for size in each.values())
+    )
 
 
 def _refuse(

@@ -132,7 +132,8 @@ class Machine:
 
     def _is_reading(self) -> bool:
         is_full = self._ready >= _FULL_SHARE * self._hardware.ahead_bytes
-        return self._wanted > 0 and not is_full
+        # Rounding leaves less than a byte, for which no time would ever pass.
+        return self._wanted > 1 and not is_full
 
     def _share(self) -> float:
         """Of the storage, for one more reader."""
