@@ -35,6 +35,7 @@ from nagara.contract.node import ReplicaGoneError
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
+    DiskReport,
     ImageOrder,
     ImageReport,
     NodeFacts,
@@ -62,8 +63,14 @@ _KIND = Offering("rack/m", "rack", "rack", "cpu", _DEVICES, 0.0, stock=0)
 
 
 @click.command()
-@click.option("--machines", default=1000, show_default=True, type=click.IntRange(min=1))
-@click.option("--replicas", default=5000, show_default=True, type=click.IntRange(min=_APPS))
+@click.option(
+    "--machines", default=1000, show_default=True, type=click.IntRange(min=1),
+    help="How many there are, of 8 slots each.",
+)  # fmt: skip
+@click.option(
+    "--replicas", default=5000, show_default=True, type=click.IntRange(min=_APPS),
+    help="How many run on them, of 50 apps.",
+)  # fmt: skip
 @click.option(
     "--seconds", default=30.0, show_default=True, type=click.FloatRange(min=2.0),
     help="How long the fleet is watched once all replicas are ready.",
@@ -171,6 +178,9 @@ class _Node:
 
     async def snapshots(self) -> tuple[SnapshotStatus, ...]:
         return ()
+
+    async def disk(self) -> DiskReport:
+        return DiskReport(None, ())
 
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
         await asyncio.get_running_loop().create_future()

@@ -66,6 +66,7 @@ EXAMPLES: dict[str, str] = {
     "bench apps": "nagara bench apps --count 1000",
     "bench autoscale": "nagara bench autoscale --trace gen:bursts --cold-start 5",
     "bench gateway": "nagara bench gateway --rounds 3",
+    "bench cluster": "sudo nagara bench cluster --machines 3 --json",
     "bench fleet": "nagara bench fleet --machines 1000 --replicas 5000 --json",
     "bench clones": "sudo nagara bench clones --clones 8",
     "bench device": "nagara bench device --device sim",
