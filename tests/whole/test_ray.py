@@ -8,18 +8,25 @@ from typing import Any
 import pytest
 from ray_cluster import RayCluster
 
+from nagara.image.mounts import unmount_tree
 from nagara.node.leftovers import owned_by
+
+from .conftest import Up
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
-def ray(tmp_path: Path, state_dir: Path) -> Iterator[RayCluster]:
+def ray(tmp_path: Path) -> Iterator[RayCluster]:
     cluster = RayCluster(tmp_path)
     try:
         yield cluster
     finally:
         cluster.end()
+        for machine in tmp_path.iterdir():  # after a failure, too, nothing of any may be left
+            if (machine / "node").exists():
+                Up(machine).run("doctor", "--leaks", "--clear")
+                unmount_tree(machine)
 
 
 def until(condition: Callable[[], Any], what: str, limit_s: float = 150.0) -> Any:
