@@ -13,7 +13,7 @@ from nagara.node.leftovers import owned_by
 
 from .conftest import Up
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def ray(tmp_path: Path) -> Iterator[RayCluster]:
                 unmount_tree(machine)
 
 
-def until(condition: Callable[[], Any], what: str, limit_s: float = 150.0) -> Any:
+def until(condition: Callable[[], Any], what: str, limit_s: float = 300.0) -> Any:
     end_s = time.monotonic() + limit_s
     while not (found := condition()):
         assert time.monotonic() < end_s, what
