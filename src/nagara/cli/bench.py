@@ -34,6 +34,10 @@ BENCHMARKS: dict[str, Entry] = {
         "nagara.cli.bench_cluster:cluster",
         "A start on a machine that has nothing of the app, from a neighbour over a bounded link.",
     ),
+    "fleet": Entry(
+        "nagara.cli.bench_fleet:fleet",
+        "What a thousand machines and their replicas cost the control process (simulated).",
+    ),
     "rounds": Entry(
         "nagara.cli.bench_rounds:rounds",
         "Folded to zero and called by several at once, many times; what is left afterwards.",

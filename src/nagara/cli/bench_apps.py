@@ -61,12 +61,12 @@ def _deploy(instance: Instance, count: int) -> float:
 
 def _idle(instance: Instance, seconds: float) -> dict[str, Any]:
     pid = json.loads((instance.state / CONTROL_FILE).read_text())["pid"]
-    before, cpu_s = _decisions(instance), _cpu_s(pid)
+    before, cpu_s = decisions(instance.admin.metrics()), _cpu_s(pid)
     begun_s = time.perf_counter()
     time.sleep(seconds)
     spent_s = _cpu_s(pid) - cpu_s
     elapsed_s = time.perf_counter() - begun_s
-    after = _decisions(instance)
+    after = decisions(instance.admin.metrics())
     rounds = after["count"] - before["count"]
     mean_s = (after["sum"] - before["sum"]) / max(1, rounds)
     return {
@@ -74,14 +74,14 @@ def _idle(instance: Instance, seconds: float) -> dict[str, Any]:
         "idle_cpu": round(spent_s / elapsed_s, 4),
         "decisions": int(rounds),
         "decision_mean_ms": round(1000 * mean_s, 2),
-        "decision_max_ms": 1000 * _highest(before["bins"], after["bins"]),
+        "decision_max_ms": 1000 * highest(before["bins"], after["bins"]),
     }
 
 
-def _decisions(instance: Instance) -> dict[str, Any]:
-    """The histogram of rounds of decisions: `count`, `sum` in seconds, `bins` by upper bound."""
+def decisions(metrics: str) -> dict[str, Any]:
+    """The rounds of decisions in `/metrics`: `count`, `sum` in seconds, `bins` by upper bound."""
     bins, found = {}, {}
-    for line in instance.admin.metrics().splitlines():
+    for line in metrics.splitlines():
         if match := re.fullmatch(r'nagara_decision_seconds_bucket\{le="(.+)"\} (\d+)', line):
             bins[float(match[1])] = int(match[2])
         elif match := re.fullmatch(r"nagara_decision_seconds_(sum|count) (\S+)", line):
@@ -89,7 +89,7 @@ def _decisions(instance: Instance) -> dict[str, Any]:
     return {"count": found.get("count", 0.0), "sum": found.get("sum", 0.0), "bins": bins}
 
 
-def _highest(before: dict[float, int], after: dict[float, int]) -> float:
+def highest(before: dict[float, int], after: dict[float, int]) -> float:
     """The bound below which all new rounds lie."""
     new = {bound: count - before.get(bound, 0) for bound, count in after.items()}
     most = max(new.values(), default=0)

@@ -1,5 +1,6 @@
 """`nagara machines`: where replicas may run, and how the machines do."""
 
+import sys
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from nagara.cli.output import json_option, printable, tell
 from nagara.cli.settings import Settings
 from nagara.control.client import connect
 
+_WIDE = 240
 _COLUMNS = ("machine", "address", "state", "slots", "heard", "version", "health")
 
 
@@ -27,10 +29,12 @@ def machines(settings: Settings, as_json: bool) -> None:
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in _COLUMNS:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=column != "health", overflow="fold")
     for machine in found:
         table.add_row(*map(printable, _row(machine)))
-    Console(highlight=False).print(table)
+    # Where no terminal is, lines are for programs: addresses stay in one piece.
+    width = None if sys.stdout.isatty() else _WIDE
+    Console(highlight=False, width=width).print(table)
     for machine in found:
         for lease in machine["leases"]:
             click.echo(f"{lease['slot']}: {printable(lease['app'])} (epoch {lease['epoch']})")

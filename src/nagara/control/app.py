@@ -9,6 +9,7 @@ How many replicas there are and how long requests may wait is left out, so that 
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 from nagara.contract.replica import (
     Canary,
@@ -43,7 +44,7 @@ class Timeouts:
     queue_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: `definition` is kept beside the fields
 class App:
     """One app of an app file, with every default filled in."""
 
@@ -72,7 +73,7 @@ class App:
     network: str = "none"  # or "egress"
     served_model: str | None = None  # the name its OpenAI server knows its model by
 
-    @property
+    @cached_property
     def definition(self) -> str:
         """Hexadecimal SHA-256 over the canonical JSON of what makes a replica."""
         canonical = json.dumps(self._replica_parts(), sort_keys=True, separators=(",", ":"))

@@ -97,7 +97,12 @@ class Control:
         otlp: address of an OpenTelemetry collector that traces are sent to.
         database: address of a PostgreSQL database; by default the state is a file in its folder.
         callback_hosts: who may be called back, by name or pattern; see `callback_hosts`.
+
+    Attributes:
+        database: the state's, while it runs.
     """
+
+    database: Database
 
     def __init__(
         self,
@@ -155,7 +160,7 @@ class Control:
             UsageError: the app file is wrong.
         """
         apps = parse_apps(*app_file) if app_file is not None else ()
-        database = database_for(self._state_dir, self._database_url)
+        self.database = database = database_for(self._state_dir, self._database_url)
         database.on_lost = self._lost
         try:
             if not await self._is_opened(database):

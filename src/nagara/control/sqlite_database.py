@@ -45,7 +45,7 @@ class SqliteDatabase:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nagara-state")
         self._checkpoints = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nagara-disk")
         self._connection: sqlite3.Connection | None = None
-        self._commits = 0
+        self.commits = 0
         self.on_lost: Callable[[], None] = lambda: None  # never: the folder's lock ends with us
 
     async def open(self) -> None:
@@ -73,8 +73,8 @@ class SqliteDatabase:
                 where=str(self._path),
                 hint="is there space left on its disk?",
             ) from error
-        self._commits += 1
-        if self._commits % CHECKPOINT_COMMITS == 0:
+        self.commits += 1
+        if self.commits % CHECKPOINT_COMMITS == 0:
             self._checkpoints.submit(self._checkpoint)
         return result
 

@@ -43,12 +43,12 @@ class Zone:
         self._nodes = nodes
         self._clock = clock
         self._told: dict[str, _Told] = {}
+        self._at: dict[str, str] = {}  # machine: address of its cache
 
     @property
     def caches(self) -> tuple[str, ...]:
         """The addresses: this machine's first, so that all ask the same ones in the same order."""
-        told = sorted(self._told.items())  # `OWN` is the smallest name
-        found = [one.facts.cache for _, one in told if one.facts.cache is not None]
+        found = [address for _, address in sorted(self._at.items())]  # `OWN` is the smallest name
         return tuple(dict.fromkeys(found))[:MOST_CACHES]
 
     def host_class(self, machine: str) -> str:
@@ -67,6 +67,7 @@ class Zone:
         nodes = self._nodes()
         for gone in self._told.keys() - nodes.keys():
             del self._told[gone]
+            self._at.pop(gone, None)
         due = [name for name in nodes if self._is_due(name)]
         for begin in range(0, len(due), _AT_ONCE):
             some = due[begin : begin + _AT_ONCE]
@@ -92,3 +93,6 @@ class Zone:
             _log.debug("%s is not told of the caches: %s", machine or "this machine", error)
             return
         self._told[machine] = _Told(caches, self._clock.monotonic_s(), facts)
+        self._at.pop(machine, None)
+        if facts.cache is not None:
+            self._at[machine] = facts.cache

@@ -25,7 +25,7 @@ from nagara.testing.provider_conformance import ProviderConformance
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -64,7 +64,7 @@ async def until(
     """The only machine, once that holds."""
     machines: tuple[EngineMachine, ...] = ()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             while True:
                 machines = await engine.machines()
                 if len(machines) == 1 and condition(machines[0]):

@@ -10,13 +10,14 @@ import pytest
 from nagara.contract.machine import MachineUnreachableError
 from nagara.contract.node import NodeUnavailableError
 from nagara.node.network import client, server
-from nagara.node.network.channel import SocketChannel
+from nagara.node.network.channel import SILENT_S, SocketChannel, watch_peer
 from nagara.node.network.client import AgentNetwork
 from nagara.node.network.cluster_token import ClusterToken
 from nagara.node.network.hello import greet
 from nagara.node.network.membership import Membership
 from nagara.node.remote_machine import RemoteMachine
 from nagara.node.remote_node import RemoteNode
+from nagara.pool.lease import TTL_S
 from nagara.testing.fake_node import FakeNode
 
 from .conftest import Cluster, served
@@ -254,3 +255,25 @@ async def test_a_call_ends_with_its_agent(cluster):
                 await asyncio.sleep(0.01)
         with pytest.raises(NodeUnavailableError, match="ended in the middle"):
             await listening
+
+
+async def test_both_ends_notice_a_peer_whose_machine_has_gone_silent(cluster, monkeypatch):
+    """A cut link sends nothing: only the kernel's own questions end a call that waits."""
+    watched = []
+
+    def watch(connection):
+        watch_peer(connection)
+        watched.append(connection)
+
+    for module in (client, server):
+        monkeypatch.setattr(module, "watch_peer", watch)
+    async with AgentNetwork(cluster.member()) as network, served(FakeNode(), cluster.member()) as a:
+        channel = await network.connect(a.address)
+        assert len(watched) == 2
+        for end in watched:
+            limit_ms = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert limit_ms == 1000 * SILENT_S < 1000 * TTL_S
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= SILENT_S / 2
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        channel.close()

@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
@@ -106,9 +107,9 @@ class Bridge:
 
     def ask_for(self, bundles: list[dict[str, float]]) -> None:
         """Tells the autoscaler what is waited for in all."""
-        from ray.autoscaler.sdk import request_resources
-
-        request_resources(bundles=bundles)
+        # As a task: through a Ray client it would end this process.
+        asked = ray.remote(num_cpus=0)(request_resources).remote(None, bundles)
+        ray.get(asked, timeout=ORDER_S)
 
     def _actor(self, node: dict[str, Any]) -> Any:
         name = node["NodeID"]
