@@ -438,6 +438,9 @@ class PoolLife(RuleBasedStateMachine):
             self.checks.remove(check)
             self.core.checked(check, self.now_s, None)
         self.carry_out()
+        for machine in list(self.core.table):
+            if machine.is_silent:  # each is asked whether it still is
+                self.tell_mark(machine.name)
         self.renew(is_answered=True)
         self.time_passes(seconds, None)
 

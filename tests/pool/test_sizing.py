@@ -7,7 +7,7 @@ from nagara.pool.meters import Meters
 from nagara.pool.planner import make_plan
 from nagara.pool.sizing import Policy, make_problem
 from nagara.pool.solver import solve
-from nagara.testing.pools import a_core, an_offering
+from nagara.testing.pools import a_core, an_offering, make_ready
 
 POLICY = Policy(least_free=3, spare_machines=0)
 OWN = an_offering(
@@ -45,3 +45,18 @@ def test_an_app_that_was_only_deployed_has_the_least_reserve() -> None:
     assert not meters.expect(ANY, 5.0)
     (demand,) = make_problem(a_core(), (an_offering(),), meters, POLICY, 0.0).demands
     assert demand.quantity / POLICY.utilisation == pytest.approx(3)
+
+
+def test_a_machine_that_has_long_been_silent_is_made_up_for() -> None:
+    core = a_core()
+    name = make_ready(core, an_offering())
+    core.heard(name, 100.0)
+    core.silent(name)
+
+    def inventory(now_s: float) -> int:
+        (offer,) = make_problem(core, (an_offering(),), Meters(), POLICY, now_s).offers
+        return offer.inventory
+
+    assert (inventory(150.0), inventory(161.0)) == (1, 0)
+    core.marked(name, 5.0, 170.0)
+    assert inventory(170.0) == 1

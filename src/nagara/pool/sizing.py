@@ -22,6 +22,7 @@ PLAN_EVERY_S = 60.0
 _CERTAIN = 0.95  # a chance from which on an order is as good as a machine
 _LEAST_SAFETY = 0.5  # of the buffer beyond the mean; kept whatever is expected to come back
 _UNPROVEN = 2  # machines on their way from an offering that has not brought one up lately
+_SILENT_S = 60.0  # a machine that has said nothing for so long lends nothing: it is made up for
 _LATE = 2.0  # times the typical lead: such a machine is no longer counted on
 
 
@@ -114,7 +115,8 @@ def _offer(
     ready = coming = late = waiting = 0
     for machine in machines:
         if machine.state is MachineState.READY:
-            ready += not machine.is_kept_out
+            is_silent = machine.is_silent and now_s > machine.heard_s + _SILENT_S
+            ready += not (machine.is_kept_out or is_silent)
         elif machine.state in IN_FLIGHT:
             is_late = now_s > machine.requested_s + _LATE * max(
                 core.leads.typical_s(offering.id), 60.0
