@@ -417,6 +417,7 @@ def _print(verdict: Verdict, faults: list[Fault], leaks: list[str]) -> None:
     print(f"faults: {', '.join(f'{count} {kind}' for kind, count in kinds.items()) or 'none'}")
     share = 100 * verdict.failed / max(1, verdict.calls)
     print(f"requests: {verdict.calls}, failed {verdict.failed} ({share:.2f} %)")
+    print(f"slowest answer without a fault: {verdict.slowest_s:.1f} s")
     print(f"answers: {', '.join(f'{n} {name}' for name, n in verdict.answers.most_common())}")
     for line in [*verdict.wrong[:20], *(f"left over: {leak}" for leak in leaks)]:
         print(f"WRONG {line}")

@@ -20,6 +20,8 @@ UNTOUCHED = {"start_failed", "no_supply", "unreachable", "queue_timeout", "stopp
 # How long after its end a fault may be felt: what was broken is made anew on a busy machine.
 FELT_S = {"replica": 15.0, "agent": 30.0, "daemon": 30.0, "control": 15.0, "disk": 30.0}
 
+STALL_S = 20.0  # nothing that these clients ask for takes so long where nothing is broken
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -77,6 +79,7 @@ class Verdict:
     """What was found. Good is a run without `wrong`."""
 
     calls: int = 0
+    slowest_s: float = 0.0  # of answers that no fault has held up
     failed: int = 0
     answers: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -113,6 +116,10 @@ def judge(
             verdict.wrong += [f"{what}: {fault}" for fault in _dishonest(call, times, felt)]
         elif not whole and not any(gap.explains(call) for gap in gaps):
             verdict.wrong.append(f"{what}: answered, but never done")
+        if not call.is_failed and not any(fault.explains(call) for fault in faults):
+            verdict.slowest_s = max(verdict.slowest_s, took_s := call.ended_s - call.begun_s)
+            if took_s > STALL_S:
+                verdict.wrong.append(f"{what}: took {took_s:.1f} s, and no fault explains it")
     return verdict
 
 

@@ -28,6 +28,7 @@ from nagara.cli.main import main as root_command
 from nagara.contract.machine import Offering
 from nagara.control import appfile, openapi, replicas
 from nagara.control.api import Api
+from nagara.control.figures_api import disk_text
 from nagara.control.metrics import Histogram
 from nagara.control.occupancy import Use
 from nagara.control.telemetry import Telemetry
@@ -300,7 +301,9 @@ def control_metrics() -> str:
     offering = Offering("m", "p", "r", "h100", 8, 0.0)
     machine = Machine("MACHINE", offering, machine_states.MachineState.READY, 1, 0.0)
     machines = figures.machine_metrics([machine])
-    return telemetry.text([service]) + figures.metrics(pool) + machines
+    disk = {"limit_bytes": 1, "parts": {"logs": 1}, "removed": {"log": 1}}
+    own = telemetry.text([service]) + disk_text(disk)
+    return own + figures.metrics(pool) + machines
 
 
 def engine_text() -> str:

@@ -1,6 +1,9 @@
 """nagara on the machines of a laboratory, as its users see it."""
 
 import json
+import os
+import shutil
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -9,12 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_ledger import Client
 
 from nagara.cli.lab_cluster import LabCluster, running_cluster, wait_for
 from nagara.cli.lab_machines import LabMachine, laboratory
 
 OBEDIENT = (Path(__file__).parent.parent / "apps/obedient.py").read_text()
 ANSWER_S = 90.0
+LEAST_FREE = 0.08  # of the disk: a machine with less than 5 % is not given replicas
+
+is_long = pytest.mark.skipif(
+    not os.environ.get("NAGARA_CLUSTER"), reason="make test-cluster runs it: it takes minutes"
+)
 
 MakeCluster = Callable[..., AbstractContextManager["Cluster"]]
 
@@ -78,6 +87,18 @@ class Cluster(LabCluster):
         (found,) = (one for one in self.lab.machines if replica in self.replicas_on(one))
         return found
 
+    def until_another_answers(self, client: Client, before: str) -> float:
+        """Seconds until a replica other than `before` has answered, without those of its start.
+
+        That takes what three machines and their client on the same cores make of it.
+        """
+        begun_s = time.monotonic()
+        wait_for(lambda: client.replica not in ("", before), "it is not replaced")
+        waited_s = time.monotonic() - begun_s
+        (start,) = (one for one in self.starts() if one["replica"] == client.replica)
+        print(f"replaced after {waited_s:.1f} s; its start took {start['total_s']:.1f} s of them")
+        return waited_s - float(start["total_s"])
+
     def logs(self) -> str:
         """What every process of every machine has said last."""
         return "\n".join(
@@ -90,6 +111,10 @@ class Cluster(LabCluster):
 @pytest.fixture
 def cluster(tmp_path: Path, state_dir: Path, tools: object) -> Iterator[MakeCluster]:
     """Makes one; what its processes have said is shown with a failure."""
+
+    disk = shutil.disk_usage(tmp_path)
+    if disk.free < LEAST_FREE * disk.total:
+        pytest.skip(f"needs a disk with {LEAST_FREE:.0%} free for its machines")
 
     @contextmanager
     def make(count: int = 3, **settings: Any) -> Iterator[Cluster]:

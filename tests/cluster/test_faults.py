@@ -16,13 +16,12 @@ from nagara.cli.lab_cluster import wait_for
 from nagara.cli.lab_machines import LabMachine
 from nagara.pool.lease import SKEW_S, TTL_S
 
-from .conftest import Cluster, MakeCluster
+from .conftest import Cluster, MakeCluster, is_long
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400), is_long]
 
 APP = "obedient"
-# From a cut to the new replica's start, which takes what three machines and their client on the
-# same cores make of it: its recorded time is left out.
+# From a cut to the new replica's start; see `Cluster.until_another_answers`.
 REPLACED_S = TTL_S + 5.0
 
 
@@ -45,16 +44,6 @@ def holder(made: Cluster, client: Client) -> LabMachine:
     return made.machine_of(client.replica)
 
 
-def until_another_answers(made: Cluster, client: Client, before: str) -> float:
-    """Seconds until a replica other than `before` has answered, without those of its start."""
-    begun_s = time.monotonic()
-    wait_for(lambda: client.replica not in ("", before), "it is not replaced")
-    waited_s = time.monotonic() - begun_s
-    (start,) = (one for one in made.starts() if one["replica"] == client.replica)
-    print(f"replaced after {waited_s:.1f} s; its start took {start['total_s']:.1f} s of them")
-    return waited_s - float(start["total_s"])
-
-
 def is_well(made: Cluster, client: Client) -> None:
     assert client.lost == []
     assert overlaps(lives(made, APP)) == []
@@ -65,7 +54,7 @@ def test_a_machine_that_is_cut_off_for_good_is_replaced_and_serves_no_more(made:
         cut = holder(made, client)
         before = client.replica
         cut.link.cut()
-        assert until_another_answers(made, client, before) < REPLACED_S
+        assert made.until_another_answers(client, before) < REPLACED_S
     is_well(made, client)
     (old, new) = lives(made, APP)
     assert (old.replica, old.machine) == (before, cut.name)
@@ -95,7 +84,7 @@ def test_a_link_that_heals_after_the_lease_brings_no_second_holder_back(made: Cl
         cut.link.cut()
         time.sleep(20)
         cut.link.heal()
-        until_another_answers(made, client, before)
+        made.until_another_answers(client, before)
         wait_for(lambda: len(made.ready_machines()) == 2, "it does not come back")
     is_well(made, client)
     wait_for(lambda: len(made.replicas_on(cut)) <= 1, "something is left on it")
@@ -133,7 +122,7 @@ def test_an_agent_that_stays_away_is_replaced_with_its_machine(made: Cluster) ->
         machine = holder(made, client)
         before = client.replica
         made.agents[machine.name].end(signal.SIGKILL)
-        assert until_another_answers(made, client, before) < REPLACED_S
+        assert made.until_another_answers(client, before) < REPLACED_S
     is_well(made, client)
 
 

@@ -9,12 +9,13 @@ from cluster_ledger import TICKING, Client, lives, overlaps
 from nagara.cli.lab_cluster import wait_for
 from nagara.cli.lab_machines import LabMachine, LaboratoryError
 
-from .conftest import Cluster, MakeCluster
+from .conftest import Cluster, MakeCluster, is_long
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
     pytest.mark.timeout(500),
+    is_long,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray"),
 ]
 
@@ -52,7 +53,7 @@ def test_ray_may_lose_workers_and_its_head_while_replicas_serve(cluster: MakeClu
             made.venv(), "scale = {min = 1, max = 1, concurrency = 4}", first=TICKING,
             snapshot=False,
         )  # fmt: skip
-        made.until_ready(2)
+        made.until_ready(2, 300.0)  # one that fails its checks under load is asked for again
         with Client(made, f"/{APP}/") as client:
             wait_for(lambda: client.replica, "nobody answers")
             machine, replica = made.machine_of(client.replica), client.replica

@@ -4,9 +4,9 @@ import pytest
 
 from nagara.cli.lab_cluster import wait_for
 
-from .conftest import MakeCluster
+from .conftest import MakeCluster, is_long
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400), is_long]
 
 LOST = "avx2"
 

@@ -76,13 +76,13 @@ def test_without_entries_nothing_is_kept() -> None:
 async def test_replicas_are_there_at_the_beginning_of_the_hours_and_go_at_their_end(
     stand: Any, text: Any, until: Any
 ) -> None:
-    schedule = '[{cron = "0 8 * * *", warm = 2}, {cron = "30 8 * * *", warm = 0}]'
+    schedule = '[{cron = "0 8 * * *", warm = 2}, {cron = "10 8 * * *", warm = 0}]'
     await stand.up(text(schedule=schedule, scale='{idle = "10s"}'))
     await stand.clock.advance(20)
     assert not stand.node.live
     await stand.clock.advance(20)
     await until(lambda: len(stand.node.live) == 2)
-    await stand.clock.advance(1200)
+    await stand.clock.advance(400)
     assert len(stand.node.live) == 2
-    await stand.clock.advance(900)
+    await stand.clock.advance(500)
     await until(lambda: not stand.node.live)

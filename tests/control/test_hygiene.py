@@ -222,6 +222,17 @@ async def test_a_slow_body_that_says_its_model_is_given_up(
     assert said.startswith(b"HTTP/1.1 408")
 
 
+async def test_an_app_file_that_does_not_come_is_given_up(
+    stand: Any, text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nagara.control.api.BODY_S", 0.3)
+    await stand.up(text(), auth="off")
+    token = (stand.folder / "admin.token").read_bytes().strip()
+    head = b"PUT /api/apps HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n"
+    said = await send(stand, head + b"Authorization: Bearer " + token + b"\r\n\r\n[app", limit_s=30)
+    assert said.startswith(b"HTTP/1.1 408")
+
+
 @pytest.mark.parametrize(
     "target",
     [
@@ -260,10 +271,17 @@ async def test_every_route_of_the_api_is_closed_without_the_admin_token(
 ) -> None:
     await stand.up(text(), auth="off")  # apps are open; the API never is
     await stand.get("/smol/health")
-    examples = {"app": "smol", "name": "smol", "id": "0a", "secret": "TOKEN", "job": "0a"}
+    examples = {
+        "app": "smol",
+        "name": "smol",
+        "tenant": "default",
+        "id": "0a",
+        "secret": "TOKEN",
+        "job": "0a",
+    }
     count = 0
     none: object = None
-    watch = WatchApi(none)  # type: ignore[arg-type]
+    watch = WatchApi(none, none)  # type: ignore[arg-type]
     api = Api(*[none] * 7, watch)  # type: ignore[arg-type]
     for method, pattern, _ in api.routes:
         path = re.sub(r"\(\?P<(\w+)>[^)]*\)", lambda match: examples[match[1]], pattern.pattern)

@@ -40,18 +40,28 @@ def test_a_connection_has_the_number_that_the_kernel_prints() -> None:
     assert connection_number((1, 2)) == (1 << 20) + 2
 
 
+def mounted(mounts: Path, name: str) -> tuple[Path, int, tuple[int, int]]:
+    """A FUSE mount with a number beyond 255. Others unmount meanwhile, and lower ones come free:
+    those are taken and kept."""
+    for number in range(200):
+        target = mounts / f"{name}{number}"
+        target.mkdir()
+        descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0"
+        mount("nagara-test", target, "fuse", MS_RDONLY, options)
+        device = device_of(target)
+        assert device is not None
+        if device[1] > 255:
+            return target, descriptor, device
+        os.close(descriptor)
+    raise AssertionError("no number beyond 255")
+
+
 @pytest.mark.root
 @pytest.mark.usefixtures("many_devices")
 @pytest.mark.parametrize("name", ["plain", "a b\\c\td"])
 def test_who_waits_for_a_mount_that_is_aborted_gets_an_error(mounts: Path, name: str) -> None:
-    target = mounts / name
-    target.mkdir()
-    descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0"
-    mount("nagara-test", target, "fuse", MS_RDONLY, options)
-    device = device_of(target)
-    assert device is not None
-    assert device[1] > 255
+    target, descriptor, device = mounted(mounts, name)
     set_read_ahead(target, READ_AHEAD_KIB)
     entry = Path(f"/sys/class/bdi/{device[0]}:{device[1]}/read_ahead_kb")
     assert entry.read_text().strip() == str(READ_AHEAD_KIB)

@@ -4,6 +4,7 @@ Every replica of `TICKING` writes the time of day every 20 ms for as long as it 
 keeps that as its log. Machines of a laboratory share one clock.
 """
 
+import http.client
 import threading
 import time
 import urllib.error
@@ -115,7 +116,7 @@ class Client:
         except urllib.error.HTTPError as error:
             with error:
                 return f"{error.code}: {error.read(500)!r}", _name(error.headers)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             return repr(error), ""
 
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from nagara.sandbox.bundle import CAPABILITIES, Bind, Bundle
+from nagara.sandbox.bundle import CAPABILITIES, Bind, Bundle, bound_sources
 
 
 def bundle(**changes) -> Bundle:
@@ -73,3 +73,8 @@ def test_the_file_is_valid_json(tmp_path):
     bundle(criu_config=Path("/state/criu.conf")).write(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["annotations"] == {"org.criu.config": "/state/criu.conf"}
+
+
+def test_what_a_written_bundle_shows_of_the_machine_is_listed(tmp_path: Path):
+    bundle(binds=(Bind(Path("/data/models"), Path("/models")),)).write(tmp_path)
+    assert bound_sources(tmp_path) == [Path("/data/models")]

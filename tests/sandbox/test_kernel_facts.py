@@ -13,9 +13,9 @@ from nagara.sandbox.tools import Tools
 FACTS = Path("/run/criu.kdat")
 
 
-def mounts() -> list[str]:
+def mounts_on_run() -> int:
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [line.split()[4] for line in lines]
+    return sum(line.split()[4] == "/run" for line in lines)
 
 
 def test_only_what_no_tool_can_be_writing_any_more_is_removed(tmp_path: Path) -> None:
@@ -47,13 +47,22 @@ def test_a_tool_that_tells_nothing_is_left_to_itself(
     assert not (tmp_path / "facts").exists()
 
 
+def test_a_tool_that_lies_in_run_itself_is_left_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_facts, "_is_in_memory", lambda _: False)
+    assert kernel_facts.is_below_run(Path("/run/tools/criu"))
+    assert not kernel_facts.is_below_run(tmp_path)
+    assert keep_kernel_facts(Path("/run/tools/criu"), tmp_path / "facts") is None
+
+
 @pytest.mark.root
 def test_a_process_finds_them_where_the_tool_looks_and_nobody_else_does(
     tmp_path: Path, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tools.criu is not None
     monkeypatch.setattr(kernel_facts, "_is_in_memory", lambda _: False)
-    before = (mounts(), FACTS.exists())
+    before = (mounts_on_run(), FACTS.exists())
     file = keep_kernel_facts(tools.criu, tmp_path / "facts")
     assert file is not None
     look = ["sh", "-c", f"cat {FACTS}; stat --format %a {FACTS} >&2"]
@@ -62,4 +71,4 @@ def test_a_process_finds_them_where_the_tool_looks_and_nobody_else_does(
     )
     assert seen.stdout == file.read_bytes() != b""
     assert seen.stderr == b"600\n"
-    assert (mounts(), FACTS.exists()) == before
+    assert (mounts_on_run(), FACTS.exists()) == before

@@ -1,5 +1,6 @@
 """The judge of chaos runs: a check of each rule that it can fail."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -77,3 +78,13 @@ def test_shares_are_counted() -> None:
     verdict = judge([call(), call(status=502, code="replica_failed")], {"x": 1}, {"x": 1}, [KILLED])
     assert (verdict.calls, verdict.failed) == (2, 1)
     assert verdict.answers == {"ok": 1, "502 replica_failed": 1}
+
+
+def test_an_answer_that_nothing_has_held_up_may_not_take_long() -> None:
+    def slow(seconds: float) -> Call:
+        return dataclasses.replace(call(), ended_s=call().begun_s + seconds)
+
+    assert faults_of(slow(19.0), faults=()) == []
+    assert any("took 25.0 s" in line for line in faults_of(slow(25.0), faults=()))
+    assert faults_of(slow(25.0)) == []  # a replica was killed meanwhile
+    assert judge([slow(3.0)], {"x": 1}, {"x": 1}, []).slowest_s == 3.0

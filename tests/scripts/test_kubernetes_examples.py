@@ -14,10 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import click
 import jsonschema
 import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nagara.cli.up import up
+from nagara.pool.poolfile import read_pool_file
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples/kubernetes"
@@ -145,8 +149,18 @@ def test_names_that_manifests_share_are_the_same() -> None:
     assert len(images) == 1, "Ray wants the same Python everywhere"
 
 
-def test_the_pool_file_is_one_for_the_machines_there_are() -> None:
-    pool = tomllib.loads(by_kind("ConfigMap")["data"]["pool.toml"])
+def test_control_is_started_with_options_that_there_are() -> None:
+    arguments = container(dict(pods())["control"])["args"]
+    after = arguments[arguments.index("up") + 1 :]
+    with click.Context(up) as context:
+        up.make_parser(context).parse_args(list(after))
+
+
+def test_the_pool_file_is_one_for_the_machines_there_are(tmp_path: Path) -> None:
+    text = by_kind("ConfigMap")["data"]["pool.toml"]
+    (tmp_path / "pool.toml").write_text(text)
+    read_pool_file(tmp_path / "pool.toml")
+    pool = tomllib.loads(text)
     (provider,) = pool["provider"].values()
     (group,) = documents("raycluster.yaml")[0]["spec"]["workerGroupSpecs"]
     (added,) = provider["adds"]

@@ -1,9 +1,11 @@
 """What is shipped: the wheel, the source archive, units, the DaemonSet."""
 
 import configparser
+import http.client
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -14,6 +16,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+
+from nagara.image.models import ModelFolder
 
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
@@ -50,12 +54,18 @@ def test_the_source_archive_can_be_built_from(built: Path) -> None:
     assert not any(name.startswith((".state", ".venv", "build/")) for name in names)
 
 
-def test_the_wheel_runs_where_only_its_dependencies_are(built: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def fresh(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel alone."""
     (wheel,) = built.glob("*.whl")
-    fresh = tmp_path / "venv"
+    fresh = tmp_path_factory.mktemp("fresh") / "venv"
     venv.create(fresh, with_pip=False, symlinks=True)
     (packages,) = fresh.glob("lib/python*/site-packages")
     zipfile.ZipFile(wheel).extractall(packages)
+    return fresh
+
+
+def test_the_wheel_runs_where_only_its_dependencies_are(fresh: Path, tmp_path: Path) -> None:
     for name in ("aiohttp", "click", "pydantic", "rich"):  # and what they need: all but nagara
         __import__(name)
     paths = [each for each in sys.path if each.endswith("site-packages")]
@@ -69,6 +79,34 @@ def test_the_wheel_runs_where_only_its_dependencies_are(built: Path, tmp_path: P
          "print(nagara.__file__)"], capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert found.stdout.startswith(str(fresh))
+
+
+def test_the_engine_of_an_installed_wheel_serves(fresh: Path, smollm2: ModelFolder) -> None:
+    paths = [each for each in sys.path if each.endswith("site-packages")]
+    code = f"import sys; sys.path += {paths!r}; from nagara.cli.main import main; main()"
+    command = [str(fresh / "bin/python"), "-c", code, "engine", "serve", str(smollm2.path)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:  # until it is ready, or has ended
+            said.append(line)
+            if line.startswith("ready after"):
+                break
+        assert said[-1].startswith("ready after"), said
+        body = json.dumps({"model": "smollm2", "prompt": "The capital of France is",
+                           "max_tokens": 1, "temperature": 0})  # fmt: skip
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        assert json.loads(connection.getresponse().read())["choices"][0]["text"] == " Paris"
+        connection.close()
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def test_the_page_of_an_installed_wheel_is_whole(built: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from nagara.base.errors import UsageError
 from nagara.store.errors import AbsentError, BadNameError, UnavailableError
-from nagara.store.http_tier import HttpTier, _seconds
+from nagara.store.http_tier import HttpTier, seconds_of
 from nagara.store.retrying import RefusedError, RetryPolicy
 from nagara.testing.objects import noise, put_object
 from nagara.testing.origin import Behaviour, Origin
@@ -206,5 +206,5 @@ def test_an_answer_that_drips_for_ever_ends_at_the_deadline(first: bytes, piece:
     "header", ["²", "-5", "soon", "9" * 400, "Mon, 01 Jan 0001 00:00:00 -0000", ""]
 )
 def test_a_wait_that_makes_no_sense_is_none(header: str) -> None:
-    wait_s = _seconds(header)
+    wait_s = seconds_of(header)
     assert wait_s is None or wait_s >= 0

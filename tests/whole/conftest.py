@@ -19,7 +19,7 @@ from nagara.image.mounts import unmount_tree
 from nagara.node.leftovers import owned_by
 
 OBEDIENT = (Path(__file__).parent.parent / "apps/obedient.py").read_text()
-WAIT_S = 60
+WAIT_S = 120  # a busy machine
 
 
 class Up:

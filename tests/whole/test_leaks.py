@@ -3,12 +3,14 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nagara.base.linux import mount
+from nagara.cli.instance import own_instance
 from nagara.control.client import CONTROL_FILE
 from nagara.image.mounts import unmount_tree
 from nagara.node.replica_folder import ReplicaFolder
@@ -158,6 +160,23 @@ def test_trials_and_models_left_unfinished_are_found_and_cleared(up: Any) -> Non
     assert owned["unfinished part of models"]["name"].endswith(".adding-x")
     assert leaks(up, "--clear") == (0, {}, 0)
     assert not Path(up.state / "doctor-x").exists()
+
+
+@pytest.mark.root
+def test_a_measurement_leaves_no_snapshot_in_the_users_store(up: Any, tools: object) -> None:
+    with own_instance(up.state, "bench") as instance:
+        instance.admin.deploy(up.obedient(), "app.toml")
+        header = {"authorization": f"Bearer {instance.key}"}
+        ask = urllib.request.Request(f"{instance.url}/obedient/", headers=header)
+        urllib.request.urlopen(ask).close()
+        capture = instance.admin.wait_for_capture("obedient", timeout_s=120)
+        assert capture["state"] == "done", capture["reason"]
+        assert snapshots_of(up) != []
+    assert snapshots_of(up) == []
+
+
+def snapshots_of(up: Any) -> list[Path]:
+    return list((up.state / "store/tenants").glob("*/roots/*/obedient.*"))
 
 
 # With threads: the kernel tells a child of the end of each of them, one by one.

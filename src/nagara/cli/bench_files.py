@@ -337,6 +337,7 @@ def _sequential(lab: Lab, work: Path, mib: int, runs: int) -> dict[str, Any]:
         served = _page_cache(machine, path)
         machine.hide()
         machine.end_recording("large")
+        machine.prove()
         proven = [_first_touch(machine) for _ in range(runs)]
         mounted = machine.show("large")
         cached = _page_cache(machine, path)

@@ -31,6 +31,7 @@ from nagara.sandbox.kept_descriptors import KeptDescriptors
 from nagara.store.configured import open_folder, open_store
 from nagara.store.local import DEFAULT_TENANT
 from nagara.store.moving import push
+from nagara.store.names import parse_name
 from nagara.store.roots import write_root
 from nagara.store.store import Store
 from nagara.store.tier import FolderTier
@@ -119,6 +120,13 @@ class LabMachine:
         """From now on a start of the image is not one of the first, which are recorded."""
         image = replace(find_image(self.store, name), starts=STARTS_RECORDED)
         write_root(self.store.local, image.to_root())
+
+    def prove(self) -> None:
+        """Everything here was checked, and that is recorded."""
+        local = self.store.local
+        for path in local.objects.iterdir():
+            local.verify(parse_name(path.name))
+        self.objects.syncer.flush()
 
     def show(self, name: str, *, prefer_lazy: bool = True) -> MountedImage:
         """Mounts an image at `target`."""

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,11 @@ def own_instance(state: Path, purpose: str, *, slots: int | None = None) -> Iter
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
         try:
-            yield _until_up(process, own, log)
+            instance = _until_up(process, own, log)
+            try:
+                yield instance
+            finally:
+                _forget_apps(instance)
         finally:
             _end(process)
 
@@ -168,6 +172,14 @@ def _termination_unwinds() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _forget_apps(instance: Instance) -> None:
+    """Takes away the apps that have snapshots, which would stay in the user's store."""
+    with suppress(NagaraError):  # it has ended, or is past helping
+        for app in instance.admin.apps():
+            if app["capture"]["state"] == "done":
+                instance.admin.delete(app["name"])
 
 
 def instance_folders(state: Path) -> list[Path]:

@@ -142,10 +142,12 @@ class LabCluster:
             given += ["--certificates", str(self._certificates[number])]
         return given
 
-    def until_ready(self, count: int) -> None:
+    def until_ready(self, count: int, limit_s: float = _UP_S) -> None:
         """Returns when so many of the other machines may be given replicas; they are launched once
         an app is deployed."""
-        wait_for(lambda: len(self.ready_machines()) >= count, "the machines do not become ready")
+        wait_for(
+            lambda: len(self.ready_machines()) >= count, "the machines do not become ready", limit_s
+        )
 
     def ready_machines(self) -> list[str]:
         """Addresses of the other machines that are ready."""

@@ -5,6 +5,7 @@ the admin token; there is one table of routes and one place that checks. The doc
 with are described at the functions that make them.
 """
 
+import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -34,6 +35,7 @@ from nagara.pool.service import PoolService
 
 MAX_APP_FILE_BYTES = 2**20
 MAX_LOG_BYTES = 16 * 2**20
+BODY_S = 60.0  # how long an app file may take to come
 
 _log = logging.getLogger(__name__)
 
@@ -317,8 +319,12 @@ def _error_response(status: int, error: NagaraError) -> web.Response:
 
 async def _read(request: web.BaseRequest, limit_bytes: int) -> bytes:
     body = bytearray()
-    async for piece in request.content.iter_any():
-        body += piece
-        if len(body) > limit_bytes:
-            raise Refusal(413, f"more than {limit_bytes} bytes", code="too_large")
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for piece in request.content.iter_any():
+                body += piece
+                if len(body) > limit_bytes:
+                    raise Refusal(413, f"more than {limit_bytes} bytes", code="too_large")
+    except TimeoutError:
+        raise Refusal(408, "the body did not come in time", code="slow_body") from None
     return bytes(body)

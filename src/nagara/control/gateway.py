@@ -48,6 +48,7 @@ ROUTED_BODY_S = 60.0  # how long a body may take whose model decides where it go
 _HELD_BODY_BYTES = 128 * 1024  # what a held request's unread body may occupy in buffers
 _PIECE_BYTES = 256 * 1024
 _TRIES = 3
+_WHOLE_BYTES = 64 * 1024  # smaller answers are passed on when they are here; fits the buffers
 _CLIENT_WENT = 499  # in figures and traces only
 
 _log = logging.getLogger(__name__)
@@ -335,6 +336,8 @@ class Gateway:
                     request.method, url, headers=headers, data=data, allow_redirects=False
                 ) as answer,
             ):
+                if call.may_repeat and (answer.content_length or _WHOLE_BYTES) < _WHOLE_BYTES:
+                    await _whole(answer)
                 response = _begun(request, answer, hop.response_headers(answer.headers, own))
                 if call.target.prefix and answer.content_type == "text/html":
                     response.headers.add("Content-Security-Policy", APART)
@@ -358,6 +361,13 @@ class Gateway:
                 raise BrokenOffError(what) from error
             failure = Refusal(502, what, code="replica_failed")
             return _fail(request, response, failure, own, error)
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> None:
+    """Returns when all of the answer is here. Raises what it broke off with."""
+    if (broken := answer.content.exception()) is not None:
+        raise broken
+    await answer.content.wait_eof()
 
 
 def _begun(

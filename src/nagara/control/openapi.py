@@ -14,6 +14,23 @@ Route = tuple[str, re.Pattern[str], Callable[..., Any]]
 
 _GROUP = re.compile(r"\(\?P<(\w+)>(?:[^()]|\([^()]*\))*\)")
 _QUERY = re.compile(r"`\?(\w+)=")
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+                "hint": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
 
 
 def path_of(pattern: re.Pattern[str]) -> str:
@@ -37,13 +54,14 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "security": [{"admin": []}],
         "paths": dict(sorted(paths.items())),
         "components": {
+            "schemas": {"Error": _ERROR},
             "securitySchemes": {
                 "admin": {
                     "type": "http",
                     "scheme": "bearer",
                     "description": "The content of admin.token in the state folder.",
                 }
-            }
+            },
         },
     }
 
@@ -61,6 +79,13 @@ def _operation(
         "parameters": [{**one, "schema": text} for one in (*inside, *asked)],
         "responses": {
             "200": {"description": "Done, or what was asked for."},
-            "401": {"description": "The admin token is missing or wrong."},
+            "401": _refusal("The admin token is missing or wrong."),
+            "default": _refusal("It cannot be done; why is said."),
         },
     }
+
+
+def _refusal(description: str) -> dict[str, Any]:
+    """An answer in the shape of all errors."""
+    shape = {"schema": {"$ref": "#/components/schemas/Error"}}
+    return {"description": description, "content": {"application/json": shape}}

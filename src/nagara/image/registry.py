@@ -7,6 +7,7 @@ then they are read as a layout's are. Blocking; belongs to one thread.
 
 import base64
 import contextlib
+import functools
 import http.client
 import ipaddress
 import re
@@ -33,7 +34,9 @@ from nagara.image.oci import (
 )
 from nagara.store.documents import parse_json
 from nagara.store.errors import UnavailableError
+from nagara.store.http_tier import seconds_of
 from nagara.store.retrying import RefusedError, RetryPolicy
+from nagara.store.timed_response import TimedResponse
 
 _REFERENCE = re.compile(
     r"(?P<host>[a-zA-Z0-9.-]+(:\d{1,5})?|\[[0-9a-f:]+\](:\d{1,5})?)/"
@@ -42,6 +45,7 @@ _REFERENCE = re.compile(
 )
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _TIMEOUT_S = 30.0
+_ANSWER_S = 3600.0  # of one answer, a layer's whole content
 _WHOLE_S = 3600.0
 _REDIRECTS = 5
 _PIECE_BYTES = 1 << 18
@@ -133,7 +137,7 @@ class Registry:
     @contextmanager
     def open_blob(self, descriptor: Mapping[str, Any]) -> Iterator[BinaryIO]:
         digest, size = str(descriptor.get("digest")), descriptor.get("size", -1)
-        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest) or size < 0:
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest) or type(size) is not int or size < 0:
             raise BadArchiveError(f"the descriptor of {digest!r} is none")
         with tempfile.TemporaryFile(dir=self._scratch) as file:
             self._download(digest, size, file)
@@ -224,7 +228,10 @@ class Registry:
         fields = dict(_CHALLENGE.findall(rest))
         query = {key: fields[key] for key in ("service", "scope") if key in fields}
         query.setdefault("scope", f"repository:{self._reference.repository}:pull")
-        url = f"{fields.get('realm', '')}?{urllib.parse.urlencode(query)}"
+        realm = fields.get("realm", "")
+        if basic and not (self._plain_http or _is_private(realm)):
+            raise RefusedError(f"the registry sends the login to {realm[:200]!r}, in the clear")
+        url = f"{realm}?{urllib.parse.urlencode(query)}"
         with self._answer(url, {"Authorization": basic} if basic else {}) as response:
             _check(response)
             document = parse_document(response.read(DOCUMENT_LIMIT_BYTES))
@@ -235,7 +242,7 @@ class Registry:
 
     @contextmanager
     def _answer(self, url: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
-        """Follows redirects; an Authorization goes to no other host."""
+        """Follows redirects; an Authorization goes to no other host, nor on in the clear."""
         with contextlib.ExitStack() as stack:
             for _ in range(_REDIRECTS + 1):
                 try:
@@ -253,7 +260,7 @@ class Registry:
                 location = response.headers.get("Location", "")
                 try:
                     following = urllib.parse.urljoin(url, location)
-                    is_elsewhere = urllib.parse.urlsplit(following).netloc != parts.netloc
+                    is_elsewhere = _is_elsewhere(parts, urllib.parse.urlsplit(following))
                 except ValueError as error:
                     raise _no_address(location) from error
                 if is_elsewhere:
@@ -267,20 +274,30 @@ class Registry:
                 raise UnavailableError(f"{type(error).__name__}: {error}"[:200]) from error
 
 
+def _is_elsewhere(here: urllib.parse.SplitResult, there: urllib.parse.SplitResult) -> bool:
+    return here.netloc != there.netloc or (here.scheme == "https" and there.scheme != "https")
+
+
 def _no_address(url: str) -> RefusedError:
     """Of a place that a server sends us to."""
     return RefusedError(f"{url[:200]!r} is not an http address")
 
 
 def _connect(parts: urllib.parse.SplitResult) -> http.client.HTTPConnection:
+    connection: http.client.HTTPConnection
     if parts.scheme == "https" and parts.hostname:
         tls = ssl.create_default_context()
-        return http.client.HTTPSConnection(
+        connection = http.client.HTTPSConnection(
             parts.hostname, parts.port, timeout=_TIMEOUT_S, context=tls
         )
-    if parts.scheme == "http" and parts.hostname:
-        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
-    raise RefusedError(f"{parts.geturl()!r} is not an http address")
+    elif parts.scheme == "http" and parts.hostname:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+    else:
+        raise RefusedError(f"{parts.geturl()!r} is not an http address")
+    connection.response_class = functools.partial(  # type: ignore[assignment]
+        TimedResponse, deadline_s=time.monotonic() + _ANSWER_S, stall_s=_TIMEOUT_S
+    )
+    return connection
 
 
 def _check(response: http.client.HTTPResponse) -> None:
@@ -289,9 +306,17 @@ def _check(response: http.client.HTTPResponse) -> None:
     said = response.read(300).decode("utf-8", "replace").strip()
     text = f"answered {response.status} {said}".strip()
     if response.status in (429, 500, 502, 503, 504):
-        after = response.headers.get("Retry-After", "")
-        raise UnavailableError(text, retry_after_s=float(after) if after.isdigit() else None)
+        raise UnavailableError(text, retry_after_s=seconds_of(response.headers.get("Retry-After")))
     raise RefusedError(text)
+
+
+def _is_private(url: str) -> bool:
+    """What is sent there nobody else can read."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError as error:
+        raise _no_address(url) from error
+    return parts.scheme == "https" or _is_loopback(parts.netloc)
 
 
 def _is_loopback(host: str) -> bool:

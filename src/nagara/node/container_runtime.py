@@ -26,7 +26,7 @@ from nagara.node.replica_network import ReplicaNetworks
 from nagara.node.replica_trees import ReplicaTrees, Tree
 from nagara.node.runtime import Running, substituted
 from nagara.node.snapshot_images import SnapshotImages, memory_of
-from nagara.sandbox.bundle import Bundle, User
+from nagara.sandbox.bundle import Bundle, User, bound_sources
 from nagara.sandbox.cdi import DeviceEdits, find_devices
 from nagara.sandbox.cgroups import kill_cgroup, remove_cgroup, thaw_cgroup
 from nagara.sandbox.fault_points import reach
@@ -37,7 +37,7 @@ from nagara.sandbox.keeper_client import (
     LaunchError,
     inherited_environment,
 )
-from nagara.sandbox.kernel_facts import keep_kernel_facts
+from nagara.sandbox.kernel_facts import is_below_run, keep_kernel_facts
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.sandbox.netns import NetworkNamespace
 from nagara.sandbox.runc import Runc, RuncError, criu_complaint, criu_gave_up
@@ -188,7 +188,7 @@ class ContainerRuntime:
                     folder.name, folder.bundle, folder.pid_file, memory_of(folder), folder.criu
                 )
                 try:
-                    pid = await self._launch(folder, command, log, _RESTORE_S, self._kernel_facts)
+                    pid = await self._launch(folder, command, log, _RESTORE_S, self._facts(folder))
                 except LaunchError as error:
                     lack = await in_thread(self._snapshots.not_fetched, folder.name)
                     raise _restore_failure(folder, snapshot, error, lack) from error
@@ -210,6 +210,11 @@ class ContainerRuntime:
             running.host_parts = host_parts(await telling, launch.passed_s, hooks.passed_s)
             undo.pop_all()
         return running
+
+    def _facts(self, folder: ReplicaFolder) -> Path | None:
+        """What the tool is shown of the kernel, unless it needs something of the machine's /run."""
+        is_hidden = any(map(is_below_run, bound_sources(folder.bundle)))
+        return None if is_hidden else self._kernel_facts
 
     async def adopt(self, folder: ReplicaFolder, port: int, pid: int) -> Running:
         return Running(pid, ContainerPort(NetworkNamespace.of_process(pid), port))

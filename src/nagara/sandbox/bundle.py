@@ -140,3 +140,9 @@ class Bundle:
 
 def _mount(target: str, kind: str, *options: str) -> dict[str, Any]:
     return {"destination": target, "type": kind, "source": kind, "options": list(options)}
+
+
+def bound_sources(bundle: Path) -> list[Path]:
+    """What of the machine a written bundle shows inside, devices' files included."""
+    mounts = json.loads((bundle / "config.json").read_bytes())["mounts"]
+    return [Path(mount["source"]) for mount in mounts if "bind" in mount.get("options", ())]

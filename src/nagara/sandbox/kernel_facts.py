@@ -38,7 +38,7 @@ def keep_kernel_facts(criu: Path, file: Path) -> Path | None:
     """
     clear_torn(_RUN)
     file.unlink(missing_ok=True)  # it may be of another kernel
-    if _is_in_memory(_RUN) or any(path.resolve().is_relative_to(_RUN) for path in (criu, file)):
+    if _is_in_memory(_RUN) or is_below_run(criu) or is_below_run(file):
         return None
     apart = ["unshare", "--mount", "--propagation", "private"]
     find_out = ["sh", "-c", _FIND_OUT, "sh", str(_RUN), str(criu), _NAME]
@@ -52,6 +52,11 @@ def keep_kernel_facts(criu: Path, file: Path) -> Path | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return file
+
+
+def is_below_run(path: Path) -> bool:
+    """Whether a process with a `/run` of its own does not see it."""
+    return path.resolve().is_relative_to(_RUN)
 
 
 def clear_torn(run: Path) -> None:

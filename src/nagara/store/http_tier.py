@@ -287,11 +287,11 @@ def _check_status(response: http.client.HTTPResponse, key: str, tier: str) -> No
     if response.status in _REFUSED:
         hint = "check its token" if response.status in (401, 403) else None
         raise RefusedError(said, where=tier, hint=hint)
-    wait = _seconds(response.headers.get("Retry-After"))
+    wait = seconds_of(response.headers.get("Retry-After"))
     raise UnavailableError(said, where=tier, retry_after_s=wait)
 
 
-def _seconds(retry_after: str | None) -> float | None:
+def seconds_of(retry_after: str | None) -> float | None:
     """Both forms of Retry-After (RFC 9110, 10.2.3); None for nonsense."""
     if retry_after is None:
         return None

@@ -207,6 +207,10 @@ class NodeConformance:
         await node.stop("steady-1")
         assert await node.usage() == ()
 
+    async def test_caches_are_told_again_and_again(self, node: Node) -> None:
+        for caches in (("http://127.0.0.1:9",), (), ()):
+            assert await node.use_caches(caches) == await node.facts()
+
     async def test_facts(self, node: Node) -> None:
         facts = await node.facts()
         assert facts.machine
