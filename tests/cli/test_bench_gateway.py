@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 
-from nagara.cli.bench_apps import _highest
+from nagara.cli.bench_apps import highest
 from nagara.cli.bench_load import Load
 from nagara.cli.main import main
 
@@ -52,8 +52,8 @@ def test_what_does_not_answer_is_an_error_and_no_latency() -> None:
 
 def test_the_slowest_of_new_rounds_is_told_by_its_bin() -> None:
     before = {0.1: 5, 1.0: 6, float("inf"): 6}
-    assert _highest(before, {0.1: 9, 1.0: 10, float("inf"): 10}) == 0.1
-    assert _highest(before, {0.1: 9, 1.0: 11, float("inf"): 11}) == 1.0
+    assert highest(before, {0.1: 9, 1.0: 10, float("inf"): 10}) == 0.1
+    assert highest(before, {0.1: 9, 1.0: 11, float("inf"): 11}) == 1.0
 
 
 @pytest.mark.slow

@@ -73,8 +73,11 @@ async def test_the_waiting_time_follows_the_kind_of_start_now_under_way(
         assert (await request)[0] == 200
 
     async def folded() -> None:
-        await stand.clock.advance(900)
-        assert not stand.node.live
+        async def is_done() -> bool:
+            await stand.clock.advance(10)
+            return not stand.node.live
+
+        await until(is_done)
 
     (service,) = made
     assert service.queue_s() == 630.0  # nothing is known: as long as a start may take, and 30 s

@@ -117,7 +117,7 @@ async def test_an_ordinary_snapshot_needs_all_that_its_cpu_has(shared, facts):
 async def test_the_richer_variant_is_taken_where_both_fit(shared, wide, facts):
     spec = dataclasses.replace(wide, app="both")
     assert (await shared.capture(spec)).reason is None
-    (levelled,) = shared.node._snapshots._catalog.all_of("default", "both", key(shared, spec))
+    (levelled,) = shared.node._snapshots.catalog.all_of("default", "both", key(shared, spec))
     with ordinary_captures(shared):
         assert (await shared.capture(spec)).reason is None
     kind, chosen = await chosen_in(shared, spec)
@@ -145,7 +145,7 @@ async def test_what_uses_more_all_the_same_is_saved_for_this_cpu_alone(shared, f
     if not Path("/proc/self/arch_status").exists():
         pytest.skip("needs a kernel that tells who used AVX-512")
     assert (await shared.capture(spec)).reason is None
-    (snapshot,) = shared.node._snapshots._catalog.all_of("default", "unbent", key(shared, spec))
+    (snapshot,) = shared.node._snapshots.catalog.all_of("default", "unbent", key(shared, spec))
     assert not snapshot.record.variant.is_levelled
     assert snapshot.record.variant.cpu_flags == facts.cpu_flags
     assert "AVX-512 was used all the same by python" in caplog.text
