@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import time
 from typing import Any
 
 from nagara.contract.machine import (
@@ -84,6 +83,9 @@ class MemoryRecord:
         self._facts[key] = json.dumps(value)
 
 
+_rounds = itertools.count(1)
+
+
 class HealthyAgent:
     """The agent of a machine that nothing is wrong with."""
 
@@ -93,8 +95,8 @@ class HealthyAgent:
         return HealthReport(kind, tuple(CheckResult(name, Outcome.PASS) for name in names))
 
     async def vitals(self, heard: str) -> Vitals:
-        """A monitor that makes progress."""
-        return Vitals(int(time.monotonic()), (), ())
+        """A monitor that makes progress, on whatever clock the pool looks."""
+        return Vitals(next(_rounds), (), ())
 
     async def renew(self, renewals: tuple[Renewal, ...]) -> RenewalAnswer:
         """Everything is prolonged."""
