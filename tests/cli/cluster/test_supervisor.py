@@ -69,6 +69,7 @@ def test_one_that_is_lent_runs_an_agent_until_it_is_taken_back(
 def test_a_killed_agent_comes_back_at_its_address(supervisor: Supervisor, state: Path) -> None:
     supervisor.lend(Lent("pool-1"), TOKEN)
     address = address_of(supervisor)
+    until((state / "node" / "agent.port").exists, "its port is not remembered")
     killed = running_agent(state)
     assert killed is not None
     os.kill(killed.pid, signal.SIGKILL)
