@@ -67,13 +67,8 @@ class Bridge:
         nodes = {one["NodeID"]: one for one in ray.nodes() if one["Alive"]}
         nodes.pop(self._is_left_out, None)
         asked = {self._actor(node).status.remote(): node["NodeID"] for node in nodes.values()}
-        answered, _ = (
-            ray.wait(list(asked), num_returns=max(1, len(asked)), timeout=STATUS_S)
-            if (asked)
-            else ([], [])
-        )
         said = {}
-        for answer in answered:
+        for answer in _ready(list(asked)):
             node = asked[answer]
             try:
                 said[node] = self._seen[node] = ray.get(answer, timeout=1.0)
