@@ -59,6 +59,28 @@ def size(_: click.Context, option: click.Parameter, given: str | None) -> int | 
         raise click.BadParameter(error.what, param=option) from None
 
 
+# Options that `nagara up` has, too: it hands them to the agent that it starts.
+dns_option = click.option(
+    "--dns",
+    metavar="ADDRESS",
+    multiple=True,
+    callback=addresses,
+    help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
+)
+certificates_option = click.option(
+    "--certificates",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
+)
+disk_budget_option = click.option(
+    "--disk-budget",
+    metavar="SIZE",
+    callback=size,
+    help="Bound logs, store, snapshots and old versions of this machine together (200GB); what "
+    "nobody needs goes, the oldest first  [default: none]",
+)
+
+
 @click.command()
 @click.option(
     "--socket",
@@ -72,13 +94,7 @@ def size(_: click.Context, option: click.Parameter, given: str | None) -> int | 
     help="A user whose control process may use this agent: it can then run commands in "
     "containers with this agent's rights.",
 )
-@click.option(
-    "--dns",
-    metavar="ADDRESS",
-    multiple=True,
-    callback=addresses,
-    help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
-)
+@dns_option
 @click.option(
     "--listen",
     metavar="HOST:PORT",
@@ -90,18 +106,8 @@ def size(_: click.Context, option: click.Parameter, given: str | None) -> int | 
     help="The secret that the cluster's agents and control processes share  "
     "[default: cluster-token in the state folder, made if it is not there]",
 )
-@click.option(
-    "--certificates",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
-)
-@click.option(
-    "--disk-budget",
-    metavar="SIZE",
-    callback=size,
-    help="Bound logs, store, snapshots and old versions of this machine together (200GB); what "
-    "nobody needs goes, the oldest first  [default: none]",
-)
+@certificates_option
+@disk_budget_option
 @click.option(
     "--cache",
     metavar="HOST:PORT",

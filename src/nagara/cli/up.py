@@ -20,7 +20,12 @@ import click
 
 from nagara.base.errors import NagaraError, UsageError
 from nagara.base.linux import die_with_parent
-from nagara.cli.agent import addresses, agent_socket, size
+from nagara.cli.agent import (
+    agent_socket,
+    certificates_option,
+    disk_budget_option,
+    dns_option,
+)
 from nagara.cli.reaching import agent_options, reached, wanted
 from nagara.cli.settings import Settings
 from nagara.cli.text_file import read_text_file
@@ -83,11 +88,7 @@ _log = logging.getLogger(__name__)
     help="The secret shared with agents on other machines  "
     "[default: cluster-token in the state folder, made if it is not there]",
 )
-@click.option(
-    "--certificates",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="A folder with ca.pem, cert.pem and key.pem: other machines are spoken to by TLS only.",
-)
+@certificates_option
 @click.option(
     "--cache",
     metavar="HOST:PORT",
@@ -110,13 +111,7 @@ _log = logging.getLogger(__name__)
     envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
     help="Send traces to the OpenTelemetry collector there, as OTLP over HTTP.",
 )
-@click.option(
-    "--dns",
-    metavar="ADDRESS",
-    multiple=True,
-    callback=addresses,
-    help="A name server for replicas that may call out; may be repeated  [default: the machine's]",
-)
+@dns_option
 @click.option(
     "--callback-host",
     metavar="HOST",
@@ -124,13 +119,7 @@ _log = logging.getLogger(__name__)
     help="A host that queued requests may have called back, by name or pattern (*.example.com); "
     "may be repeated  [default: none]",
 )
-@click.option(
-    "--disk-budget",
-    metavar="SIZE",
-    callback=size,
-    help="Bound logs, store, snapshots and old versions of this machine together (200GB); what "
-    "nobody needs goes, the oldest first  [default: none]",
-)
+@disk_budget_option
 @click.option("--keep-replicas", is_flag=True, help="Leave ready replicas running at the end.")
 @click.option("--end-with-parent", is_flag=True, hidden=True)
 @click.pass_obj
