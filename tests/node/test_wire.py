@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nagara.contract import node as contract
+from nagara.contract.control_epoch import ControlEpoch
 from nagara.contract.machine import (
     CheckKind,
     HealthReport,
@@ -77,13 +78,13 @@ RESULTS = st.one_of(
 )
 
 
-@given(REQUESTS)
-def test_a_request_arrives_as_it_was_sent(request_):
+@given(REQUESTS, st.none() | messages(ControlEpoch))
+def test_a_request_arrives_as_it_was_sent(request_, epoch):
     method, arguments = request_
-    line = encode_request(method, arguments)
+    line = encode_request(method, arguments, epoch)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    assert decode_request(line) == (method, arguments)
+    assert decode_request(line) == (method, arguments, epoch)
 
 
 @given(RESULTS)
@@ -101,6 +102,7 @@ def test_a_result_arrives_as_it_was_sent(result):
         contract.StartFailedError,
         contract.ReplicaGoneError,
         contract.NodeUnavailableError,
+        contract.DeposedError,
     ],
 )
 @given(what=TEXT, where=st.none() | TEXT, hint=st.none() | TEXT)
@@ -129,13 +131,15 @@ def test_a_refused_connection_stays_a_connection_error():
         st.none() | st.booleans() | st.integers() | TEXT,
         lambda inner: (
             st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(["method", "arguments", "replica", "order"]), inner)
+            | st.dictionaries(
+                st.sampled_from(["method", "arguments", "epoch", "replica", "order"]), inner
+            )
         ),
     ).map(lambda value: json.dumps(value).encode())
 )
 def test_what_is_no_request_is_a_value_error_whatever_it_is(line):
     try:
-        method, _ = decode_request(line)
+        method, _, _ = decode_request(line)
     except ValueError:
         return
     assert method in METHODS
@@ -147,6 +151,8 @@ def test_unknown_methods_and_arguments_are_refused():
         {"method": "stop", "arguments": {"replica": "r", "grace_s": 1, "more": 2}},
         {"method": "stop", "arguments": {"replica": 1, "grace_s": "x"}},
         {"method": "start", "arguments": {"order": {}}},
+        {"method": "facts", "arguments": {}, "epoch": 7},
+        {"method": "facts", "arguments": {}, "epoch": {"database": "one"}},
         {"arguments": {}},
         [],
     ):

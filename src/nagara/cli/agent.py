@@ -22,6 +22,8 @@ from nagara.cli.machine_checks import checks_of_machine, running_monitor
 from nagara.cli.settings import Settings
 from nagara.node.agent import AgentServer
 from nagara.node.build import build_node, keeper_of
+from nagara.node.control_epochs import FILE_NAME as EPOCHS_FILE
+from nagara.node.control_epochs import ControlEpochs
 from nagara.node.local_node import LocalNode
 from nagara.node.machine import LocalMachine
 from nagara.node.machine_faults import as_node_error
@@ -170,11 +172,14 @@ async def _serve(
         with running_monitor(state) as monitor:
             checks = checks_of_machine(node, state)
             machine = LocalMachine(node, keeper_of(state), checks, monitor.take)
-            agent = AgentServer(node, path, allowed_uids=allowed, owner=owner, machine=machine)
+            epochs = ControlEpochs(state / "node" / EPOCHS_FILE)
+            agent = AgentServer(
+                node, path, allowed_uids=allowed, owner=owner, machine=machine, epochs=epochs
+            )
             servers: list[AgentServer | TcpAgentServer] = [agent]
             address = ""
             if offer is not None:
-                servers.append(far := TcpAgentServer(node, *offer, machine=machine))
+                servers.append(far := TcpAgentServer(node, *offer, machine=machine, epochs=epochs))
                 address = far.address
                 click.echo(f"nagara agent listens at {address}")
             for gap in (await node.facts()).missing:

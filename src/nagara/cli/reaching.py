@@ -18,6 +18,7 @@ import click
 from nagara.base.errors import UsageError
 from nagara.cli.cluster.engine import RayEngine, RaySettings, require_ray
 from nagara.cli.cluster.head import PORT, own_head
+from nagara.node.mandate import Mandate
 from nagara.node.network.address import is_tcp, socket_path
 from nagara.node.network.client import AgentNetwork
 from nagara.node.network.membership import Membership, read_membership
@@ -92,11 +93,14 @@ def wanted(
 
 
 @asynccontextmanager
-async def reached(state: Path, agent: Path, wish: Wanted) -> AsyncIterator[Reached]:
+async def reached(
+    state: Path, agent: Path, wish: Wanted, mandate: Mandate
+) -> AsyncIterator[Reached]:
     """The ways to all machines, open while the context lasts.
 
     Args:
         agent: socket of this machine's agent.
+        mandate: by what right they are called.
     """
     async with AsyncExitStack() as stack:
         network: AgentNetwork | None = None
@@ -112,10 +116,10 @@ async def reached(state: Path, agent: Path, wish: Wanted) -> AsyncIterator[Reach
             return UnixTransport(socket_path(address) if address else agent)
 
         def agents(name: str, address: str) -> RemoteMachine:
-            return RemoteMachine(transport(address))
+            return RemoteMachine(transport(address), mandate)
 
         pool = _pool(state, wish, agents, engines)
-        yield Reached(pool, lambda address: RemoteNode(transport(address)))
+        yield Reached(pool, lambda address: RemoteNode(transport(address), mandate))
 
 
 def _pool(

@@ -34,6 +34,7 @@ from nagara.contract.replica import ModelMount
 from nagara.control.auth import TOKEN_FILE
 from nagara.control.control import Control, Ready
 from nagara.image.models import find_model
+from nagara.node.mandate import Mandate
 from nagara.node.remote_node import RemoteNode
 
 _AGENT_START_S = 60.0
@@ -158,17 +159,20 @@ def up(
     options = agent_options(wish, cache, socket, dns, disk_budget)
 
     async def run() -> None:
+        mandate = Mandate()
         async with (
             _agent(settings.state, socket, user, options) as path,
-            reached(settings.state, path, wish) as machines,  # reads files, as who we still are
+            # Reads files, as who we still are.
+            reached(settings.state, path, wish, mandate) as machines,
         ):
             if user:
                 _become(user, settings.state)
             control = Control(
-                *(settings.state, RemoteNode(path), machines.pool),
+                *(settings.state, RemoteNode(path, mandate), machines.pool),
                 nodes=machines.nodes, host=host, port=port, models=_finder(settings.models_dir),
                 auth=auth, otlp=otlp, database=database, callback_hosts=callback_host,
             )  # fmt: skip
+            mandate.epoch, mandate.on_refused = control.epoch, control.deposed
             _stop_on_signal(control, keep=keep_replicas, is_tied=end_with_parent)
             await control.run(partial(_announce, settings.state), app_file=app_file)
 

@@ -45,8 +45,16 @@ class NodeUnavailableError(NodeError):
     """The machine's agent cannot be reached; what its replicas do is unknown."""
 
 
+class DeposedError(NodeError):
+    """A newer control process gives the orders there: nothing was done, and nothing will be."""
+
+
 class Node(Protocol):
-    """What one machine can do with replicas. All methods may raise `NodeUnavailableError`."""
+    """What one machine can do with replicas.
+
+    All methods may raise `NodeUnavailableError`, and `DeposedError` when the caller is no longer
+    the control process that gives the orders.
+    """
 
     async def facts(self) -> NodeFacts:
         """What the machine is."""

@@ -20,7 +20,8 @@ from aiohttp import web
 from nagara.base.clock import Clock, SystemClock
 from nagara.base.durable import write_durably
 from nagara.base.errors import NagaraError, UsageError
-from nagara.contract.node import Node
+from nagara.contract.control_epoch import ControlEpoch
+from nagara.contract.node import DeposedError, Node, NodeUnavailableError
 from nagara.contract.replica import ModelMount
 from nagara.control.api import Api
 from nagara.control.app_images import with_images
@@ -136,10 +137,27 @@ class Control:
         self._drain_s = drain_s
         self._database_url = database
         self._callback_hosts = CallbackHosts(callback_hosts)
+        self._epoch: ControlEpoch | None = None
         self._is_lost = False
         self._telemetry = Telemetry(self._clock, otlp)
         self._stopping = asyncio.Event()
         self._keep = False
+
+    def epoch(self) -> ControlEpoch | None:
+        """What every call to a machine has to carry; None until the state is open.
+
+        Raises:
+            NodeUnavailableError: another process may have the state by now.
+        """
+        if self._epoch is not None and not self.database.is_held():
+            raise NodeUnavailableError("nothing is asked of it: the state's lease was not renewed")
+        return self._epoch
+
+    def deposed(self, refusal: DeposedError) -> None:
+        """A machine takes orders from another control process: this one ends."""
+        if not self._is_lost:
+            _log.error("%s", refusal)
+            self._lost()
 
     def stop(self, *, keep: bool = False) -> None:
         """Asks for a graceful end. `keep` leaves the ready replicas to the next process."""
@@ -165,6 +183,7 @@ class Control:
         try:
             if not await self._is_opened(database):
                 return
+            self._epoch = database.epoch
             state = State(database, self._clock)
             auth = Auth(self._state_dir, state, self._clock, is_open=self._is_open)
             await auth.load()
@@ -222,7 +241,7 @@ class Control:
 
     def _lost(self) -> None:
         """Another process is the writer: it has the replicas now, and this one must go."""
-        _log.error("the state's lease is lost; ending at once and leaving the replicas")
+        _log.error("the state is another control process's now; ending and leaving the replicas")
         self._is_lost = True
         self._drain_s = 0.0
         self.stop(keep=True)

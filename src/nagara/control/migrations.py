@@ -64,4 +64,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE jobs ADD COLUMN callback_state TEXT",
         "CREATE TABLE tenant_limits (tenant TEXT PRIMARY KEY, limits TEXT NOT NULL)",
     ),
+    (
+        """CREATE TABLE control_epochs (
+            id INTEGER PRIMARY KEY, database TEXT NOT NULL, number INTEGER NOT NULL)""",
+    ),
 )

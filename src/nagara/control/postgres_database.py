@@ -7,6 +7,8 @@ does not know of. The others wait in `open` and try again and again.
 
     lease   LEASE_S long, renewed every RENEW_S; times are the database's, so clocks may differ
     lost    not renewed in time, or another's name in it: `on_lost` is called once
+    held    for LEASE_S from the beginning of the last renewal on, by this machine's own clock,
+            which counts suspension: afterwards nothing may be ordered from machines either
 
 A lease is released at a graceful end, so that the next process need not wait for its end.
 """
@@ -14,6 +16,7 @@ A lease is released at a graceful end, so that the next process need not wait fo
 import asyncio
 import functools
 import logging
+import math
 import os
 import re
 import secrets
@@ -25,6 +28,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+from nagara.contract.control_epoch import ControlEpoch
+from nagara.control.epoch import begin_epoch
 from nagara.control.errors import ControlError, StateLostError
 from nagara.control.migrations import MIGRATIONS
 from nagara.control.sql import Rows, Sql
@@ -66,12 +71,15 @@ class PostgresDatabase:
         url: a PostgreSQL address; its password is never said.
 
     Attributes:
+        epoch: of this process as the writer, once it is.
         on_lost: called on the loop, once, when this process may write no longer.
 
     Raises:
         StateBusyError: another process uses the folder.
         ControlError: psycopg is not installed.
     """
+
+    epoch: ControlEpoch
 
     def __init__(self, folder: Path, url: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,7 +90,8 @@ class PostgresDatabase:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nagara-state")
         self._connection: Any = None
         self._holder = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._epoch = 0
+        self._epoch = 0  # of the lease
+        self._renewed_s = -math.inf
         self._is_over = threading.Event()
         self._renewing: threading.Thread | None = None
         self.on_lost: Callable[[], None] = lambda: None
@@ -106,6 +115,11 @@ class PostgresDatabase:
             target=self._renew_for_ever, args=(loop,), name="nagara-lease", daemon=True
         )
         self._renewing.start()
+        self.epoch = await self.run(lambda sql: begin_epoch(sql, time.time()))
+
+    def is_held(self) -> bool:
+        """See `Database`."""
+        return _clock_s() - self._renewed_s < LEASE_S
 
     async def run(self, action: Callable[[Sql], T]) -> T:
         """See `Database`."""
@@ -166,10 +180,12 @@ class PostgresDatabase:
                 connection.execute(statement)
 
     def _take(self) -> bool:
-        row = self._connected().execute(_TAKE, (self._holder, LEASE_S)).fetchone()
+        connection = self._connected()
+        begun_s = _clock_s()
+        row = connection.execute(_TAKE, (self._holder, LEASE_S)).fetchone()
         if row is None:
             return False
-        self._epoch = row[0]
+        self._epoch, self._renewed_s = row[0], begun_s
         return True
 
     def _migrate(self) -> None:
@@ -199,20 +215,19 @@ class PostgresDatabase:
 
     def _renew_for_ever(self, loop: asyncio.AbstractEventLoop) -> None:
         connection: Any = None
-        renewed_s = time.monotonic()
         while not self._is_over.wait(RENEW_S):
-            begun_s = time.monotonic()
+            begun_s = _clock_s()
             try:
                 if connection is None or connection.closed:
                     connection = self._connect()
                 row = connection.execute(_RENEW, (LEASE_S, self._holder, self._epoch)).fetchone()
                 if row is None:
                     break
-                renewed_s = begun_s
+                self._renewed_s = begun_s
             except self._psycopg.Error as error:
                 _log.warning("%s: the lease was not renewed: %s", self._where, error)
                 connection = None
-                if time.monotonic() - renewed_s > LEASE_S:
+                if not self.is_held():
                     break
         if connection is not None:
             connection.close()
@@ -268,6 +283,10 @@ def schema_statement(sql: str) -> str:
     if sql.startswith("CREATE TABLE"):
         return f"{sql.rstrip().removesuffix(')')}, seq BIGSERIAL)"
     return sql
+
+
+def _clock_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _without_password(url: str) -> str:

@@ -7,6 +7,8 @@ bits) and REAL (64 bits), and `rowid` for the order in which rows came.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+from nagara.contract.control_epoch import ControlEpoch
+
 T = TypeVar("T")
 
 
@@ -42,10 +44,17 @@ class Sql(Protocol):
 class Database(Protocol):
     """The state's database, owned by this process while it is open.
 
-    `on_lost` is called on the loop when another process has taken it over.
+    Attributes:
+        epoch: of this process as its owner, from `open` on; larger than any owner's before.
+        on_lost: called on the loop when another process has taken it over.
     """
 
+    epoch: ControlEpoch
     on_lost: Callable[[], None]
+
+    def is_held(self) -> bool:
+        """Whether no other process can have taken it over yet. Does not ask the database."""
+        ...
 
     async def open(self) -> None:
         """Connects and brings the schema up to date; may wait until it is this one's turn."""

@@ -10,12 +10,15 @@ import asyncio
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
+from nagara.contract.control_epoch import ControlEpoch
+from nagara.control.epoch import begin_epoch
 from nagara.control.errors import ControlError
 from nagara.control.migrations import MIGRATIONS
 from nagara.control.sql import Sql
@@ -34,9 +37,14 @@ class SqliteDatabase:
     Args:
         folder: made with mode 0700 if missing; its files are 0600.
 
+    Attributes:
+        epoch: of this process as its owner, once it is open.
+
     Raises:
         StateBusyError: another process has it open.
     """
+
+    epoch: ControlEpoch
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,6 +59,11 @@ class SqliteDatabase:
     async def open(self) -> None:
         """Connects and brings the schema up to date."""
         self._connection = await self._call(self._connect)
+        self.epoch = await self.run(lambda sql: begin_epoch(sql, time.time()))
+
+    def is_held(self) -> bool:
+        """Until the end of this process."""
+        return True
 
     async def run(self, action: Callable[[Sql], T]) -> T:
         """Runs `action` as one transaction on the writer thread; its exception rolls back.

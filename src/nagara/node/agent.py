@@ -15,6 +15,7 @@ from pathlib import Path
 from nagara.contract.machine import MachineAgent
 from nagara.contract.node import Node
 from nagara.node.answering import Answering
+from nagara.node.control_epochs import ControlEpochs
 from nagara.node.network.channel import Channel, SocketChannel, accepted
 from nagara.node.wire import encode_result
 from nagara.sandbox.unix_socket import listen, peer_uid
@@ -29,6 +30,7 @@ class AgentServer:
         allowed_uids: users who may connect besides the agent's own.
         owner: user who shall own the socket file.
         machine: what the pool asks of the machine; None: only its replicas are offered.
+        epochs: which control processes are answered, of all servers of the node together.
     """
 
     def __init__(
@@ -39,8 +41,9 @@ class AgentServer:
         allowed_uids: Collection[int] = (),
         owner: int | None = None,
         machine: MachineAgent | None = None,
+        epochs: ControlEpochs | None = None,
     ) -> None:
-        self._answering = Answering(node, machine, _hand_over)
+        self._answering = Answering(node, machine, _hand_over, epochs or ControlEpochs())
         self._path = path
         self._allowed = {os.getuid(), *allowed_uids}
         self._owner = owner

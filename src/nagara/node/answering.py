@@ -1,7 +1,8 @@
 """What an agent says to one connection's requests, whatever the connection is made of.
 
 Requests of one connection are answered one after the other. A caller that becomes readable, or
-leaves, before it has its answer has given the call up: then it is cancelled.
+leaves, before it has its answer has given the call up: then it is cancelled. So is a call whose
+control process is deposed meanwhile.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ from typing import Any
 
 from nagara.base.errors import NagaraError
 from nagara.contract.machine import MachineAgent
-from nagara.contract.node import Node, NodeError
+from nagara.contract.node import DeposedError, Node, NodeError
+from nagara.node.control_epochs import ControlEpochs
 from nagara.node.network.channel import Channel
 from nagara.node.wire import (
     MACHINE_METHODS,
@@ -34,6 +36,7 @@ class Answering:
     Args:
         machine: None: only replicas are offered.
         hand_over: gives a dialled socket to the caller; the connection is its own from then on.
+        epochs: which control processes are answered.
         idle_s: a connection without a request for so long is closed; None: never.
     """
 
@@ -42,26 +45,35 @@ class Answering:
         node: Node,
         machine: MachineAgent | None,
         hand_over: HandOver,
+        epochs: ControlEpochs,
         *,
         idle_s: float | None = None,
     ) -> None:
         self._node = node
         self._machine = machine
         self._hand_over = hand_over
+        self._epochs = epochs
         self._idle_s = idle_s
 
     async def serve(self, channel: Channel) -> None:
         """Until the caller leaves. Raises OSError if it does in the middle of an answer."""
         while line := await self._next(channel):
             try:
-                method, arguments = decode_request(line)
+                method, arguments, epoch = decode_request(line)
             except ValueError as error:
                 await channel.write(encode_error(error))
                 return
+            try:
+                deposed = await self._epochs.admit(epoch, method)
+            except DeposedError as error:
+                _log.warning("refused %r: %s", method, error.what)
+                await channel.write(encode_error(error))
+                continue
             if method == "dial":
-                await self._dial(channel, arguments)
+                await self._dial(channel, arguments, deposed)
                 return
-            if not await _unless_gone(channel, self._call(channel, method, arguments)):
+            call = self._call(channel, method, arguments)
+            if not await _unless_over(channel, deposed, call):
                 return
 
     async def _next(self, channel: Channel) -> bytes:
@@ -88,7 +100,9 @@ class Answering:
             raise  # a fault of nagara's own: its trace is logged at the task's root
         await channel.write(encode_result(method, result))
 
-    async def _dial(self, channel: Channel, arguments: dict[str, Any]) -> None:
+    async def _dial(
+        self, channel: Channel, arguments: dict[str, Any], deposed: asyncio.Future[None]
+    ) -> None:
         dialled: list[socket.socket] = []
 
         async def dial() -> None:
@@ -101,7 +115,7 @@ class Answering:
                 raise
 
         try:
-            if await _unless_gone(channel, dial()) and dialled:
+            if await _unless_over(channel, deposed, dial()) and dialled:
                 await self._hand_over(channel, dialled[0])
         finally:
             for opened in dialled:
@@ -117,12 +131,13 @@ class Answering:
                 await exits.aclose()  # type: ignore[attr-defined]  # a generator wherever it matters
 
 
-async def _unless_gone(channel: Channel, work: Any) -> bool:
-    """Carries the coroutine out; cancels it when the caller leaves first: then False."""
+async def _unless_over(channel: Channel, deposed: asyncio.Future[None], work: Any) -> bool:
+    """Carries the coroutine out; cancels it when the caller leaves or is deposed first: then
+    False."""
     call = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(channel.readable())
     try:
-        await asyncio.wait((call, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((call, gone, deposed), return_when=asyncio.FIRST_COMPLETED)
     finally:
         gone.cancel()
         if not call.done():

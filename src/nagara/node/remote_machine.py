@@ -12,6 +12,7 @@ from nagara.contract.machine import (
     Vitals,
 )
 from nagara.contract.node import NodeError
+from nagara.node.mandate import Mandate
 from nagara.node.remote_node import RemoteNode
 from nagara.node.transport import Transport
 
@@ -19,8 +20,8 @@ from nagara.node.transport import Transport
 class RemoteMachine:
     """A machine whose agent is reached by a transport; a path is that of its Unix socket."""
 
-    def __init__(self, transport: Transport | Path) -> None:
-        self._node = RemoteNode(transport)
+    def __init__(self, transport: Transport | Path, mandate: Mandate | None = None) -> None:
+        self._node = RemoteNode(transport, mandate)
 
     async def check(self, kind: CheckKind) -> HealthReport:
         return await self._call("check", kind=kind)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """The `Node` protocol spoken to an agent in another process, here or on another machine.
 
 Belongs to one event loop. Each call has a connection to itself while it lasts; cancelling the
-call closes it, which cancels it at the agent.
+call closes it, which cancels it at the agent. Every call says by what right it is made.
 """
 
 import socket
@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nagara.contract.node import NodeUnavailableError
+from nagara.contract.node import DeposedError, NodeUnavailableError
 from nagara.contract.replica import (
     CaptureOrder,
     CaptureReport,
@@ -24,6 +24,7 @@ from nagara.contract.replica import (
     StartOrder,
     StartReport,
 )
+from nagara.node.mandate import Mandate
 from nagara.node.network.channel import Channel
 from nagara.node.transport import Transport, UnixTransport
 from nagara.node.wire import MESSAGE_LIMIT, ONCE, decode_reply, encode_request
@@ -34,8 +35,9 @@ Reply = TypeVar("Reply")
 class RemoteNode:
     """A node whose agent is reached by a transport; a path is that of its Unix socket."""
 
-    def __init__(self, transport: Transport | Path) -> None:
+    def __init__(self, transport: Transport | Path, mandate: Mandate | None = None) -> None:
         self._way = UnixTransport(transport) if isinstance(transport, Path) else transport
+        self._mandate = mandate or Mandate()
 
     async def facts(self) -> NodeFacts:
         return await self.call("facts")  # type: ignore[no-any-return]
@@ -75,7 +77,7 @@ class RemoteNode:
         await self.call("forget_app", tenant=tenant, app=app)
 
     async def dial(self, replica: str) -> socket.socket:
-        request = encode_request("dial", {"replica": replica})
+        request = encode_request("dial", {"replica": replica}, self._mandate.epoch())
 
         async def dial(channel: Channel) -> tuple[bytes, socket.socket | None]:
             line, dialled = await self._way.dial(channel, request)
@@ -84,16 +86,17 @@ class RemoteNode:
         channel, (line, dialled) = await self._over_channel(dial, may_repeat=True)
         if dialled is None:
             self._way.keep(channel)
-            decode_reply("dial", line)
+            self._heard("dial", line)
             raise self._absence()
         return dialled
 
     async def exits(self) -> AsyncIterator[ReplicaStatus]:
+        request = encode_request("exits", {}, self._mandate.epoch())
         channel = await self._way.connect()
         try:
-            await channel.write(encode_request("exits", {}))
+            await channel.write(request)
             while True:
-                yield decode_reply("exits", await channel.read_line(MESSAGE_LIMIT) or self._gone())
+                yield self._heard("exits", await channel.read_line(MESSAGE_LIMIT) or self._gone())
         except OSError as error:
             raise self._absence(error) from error
         finally:
@@ -101,7 +104,7 @@ class RemoteNode:
 
     async def call(self, method: str, **arguments: Any) -> Any:
         """One request and its answer. Raises what the agent says, or `NodeUnavailableError`."""
-        request = encode_request(method, arguments)
+        request = encode_request(method, arguments, self._mandate.epoch())
 
         async def ask(channel: Channel) -> bytes:
             await channel.write(request)
@@ -109,7 +112,15 @@ class RemoteNode:
 
         channel, line = await self._over_channel(ask, may_repeat=method not in ONCE)
         self._way.keep(channel)
-        return decode_reply(method, line)
+        return self._heard(method, line)
+
+    def _heard(self, method: str, line: bytes) -> Any:
+        try:
+            return decode_reply(method, line)
+        except DeposedError as error:
+            refusal = DeposedError(error.what, where=self._way.where, hint=error.hint)
+            self._mandate.on_refused(refusal)
+            raise refusal from error
 
     async def _over_channel(
         self, work: Callable[[Channel], Awaitable[Reply]], *, may_repeat: bool

@@ -1,6 +1,7 @@
 """Messages between an agent and its callers: requests of one connection, one after the other.
 
-A request is a line of JSON, `{"method", "arguments"}`. A reply is a line too: `{"result"}` or
+A request is a line of JSON, `{"method", "arguments", "epoch"}`; the epoch is that of the control
+process that asks, and is left out by whoever is none. A reply is a line too: `{"result"}` or
 `{"error": {"kind", "what", "where", "hint"}}`; `exits` goes on replying. Nothing is sent before
 the reply has come; closing the connection cancels the call.
 
@@ -18,6 +19,7 @@ from pydantic import Base64Bytes, TypeAdapter
 
 from nagara.base.errors import NagaraError
 from nagara.contract import node as contract
+from nagara.contract.control_epoch import ControlEpoch
 from nagara.contract.machine import CheckKind, HealthReport, Renewal, RenewalAnswer, Vitals
 from nagara.contract.replica import (
     CaptureOrder,
@@ -77,6 +79,11 @@ METHODS: dict[str, Method] = {
 # Not repeated when a connection has ended without a reply: it may have been carried out.
 ONCE = frozenset({"start", "capture", "bring_image"})
 
+# What changes nothing and may be asked by whoever reaches the agent, under an epoch or without.
+LOOKS = frozenset({"facts", "replicas", "usage", "disk", "exits", "logs", "snapshots"})
+
+_EPOCH: TypeAdapter[ControlEpoch | None] = TypeAdapter(ControlEpoch | None)
+
 _ERRORS: dict[str, type[NagaraError]] = {
     kind.__name__: kind
     for kind in (
@@ -85,24 +92,31 @@ _ERRORS: dict[str, type[NagaraError]] = {
         contract.StartFailedError,
         contract.ReplicaGoneError,
         contract.NodeUnavailableError,
+        contract.DeposedError,
     )
 }
 
 
-def encode_request(method: str, arguments: Mapping[str, Any]) -> bytes:
+def encode_request(
+    method: str, arguments: Mapping[str, Any], epoch: ControlEpoch | None = None
+) -> bytes:
     """The line that asks for a method."""
     known = METHODS[method].arguments
     plain = {name: known[name].dump_python(value, mode="json") for name, value in arguments.items()}
-    return json.dumps({"method": method, "arguments": plain}).encode() + b"\n"
+    request = {"method": method, "arguments": plain}
+    if epoch is not None:
+        request["epoch"] = _EPOCH.dump_python(epoch, mode="json")
+    return json.dumps(request).encode() + b"\n"
 
 
-def decode_request(line: bytes) -> tuple[str, dict[str, Any]]:
-    """Method and arguments. Raises ValueError for anything that is not a request."""
+def decode_request(line: bytes) -> tuple[str, dict[str, Any], ControlEpoch | None]:
+    """Method, arguments, epoch. Raises ValueError for anything that is not a request."""
     try:
         request = json.loads(line)
         method, given = request["method"], request["arguments"]
         known = METHODS[method].arguments
-        return method, {name: known[name].validate_python(value) for name, value in given.items()}
+        arguments = {name: known[name].validate_python(value) for name, value in given.items()}
+        return method, arguments, _EPOCH.validate_python(request.get("epoch"))
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a request: {error!r}") from error
 

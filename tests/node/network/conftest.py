@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nagara.contract.node import Node
+from nagara.node.mandate import Mandate
 from nagara.node.network.client import AgentNetwork
 from nagara.node.network.cluster_token import ClusterToken
 from nagara.node.network.membership import Membership
@@ -51,17 +52,17 @@ async def served(node: Node, member: Membership, port: int = 0) -> AsyncIterator
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def reaching(
+async def offering(
     cluster: Cluster, *, is_secret: bool
-) -> AsyncIterator[Callable[[Node], Awaitable[Node]]]:
-    """Offers nodes to another member of the cluster."""
+) -> AsyncIterator[Callable[[Node], Awaitable[Callable[[Mandate], Node]]]]:
+    """Offers nodes to control processes that are another member of the cluster."""
     async with AsyncExitStack() as stack:
         member = cluster.member(is_secret=is_secret)
         network = await stack.enter_async_context(AgentNetwork(member))
 
-        async def reach(node: Node) -> Node:
+        async def offer(node: Node) -> Callable[[Mandate], Node]:
             own = cluster.member(is_secret=is_secret)
             server = await stack.enter_async_context(served(node, own))
-            return RemoteNode(network.transport(server.address))
+            return lambda mandate: RemoteNode(network.transport(server.address), mandate)
 
-        yield reach
+        yield offer

@@ -13,6 +13,7 @@ from nagara.base.errors import UsageError
 from nagara.contract.machine import MachineAgent
 from nagara.contract.node import Node
 from nagara.node.answering import Answering
+from nagara.node.control_epochs import ControlEpochs
 from nagara.node.network.address import tcp_address
 from nagara.node.network.channel import (
     Channel,
@@ -42,6 +43,7 @@ class TcpAgentServer:
         host, port: where to listen; port 0 takes a free one.
         membership: of the cluster whose control processes may call.
         machine: what the pool asks of the machine; None: only its replicas are offered.
+        epochs: which control processes are answered, of all servers of the node together.
 
     Attributes:
         address: where it listens, as control processes are told it.
@@ -55,8 +57,10 @@ class TcpAgentServer:
         membership: Membership,
         *,
         machine: MachineAgent | None = None,
+        epochs: ControlEpochs | None = None,
     ) -> None:
-        self._answering = Answering(node, machine, _forward, idle_s=IDLE_S)
+        epochs = epochs or ControlEpochs()
+        self._answering = Answering(node, machine, _forward, epochs, idle_s=IDLE_S)
         self._membership = membership
         self._strangers = 0
         self._server = _listening(host, port)
