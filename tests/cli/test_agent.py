@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nagara.contract.node import NodeUnavailableError
+from nagara.contract.control_epoch import ControlEpoch
+from nagara.contract.machine import MachineUnreachableError
+from nagara.contract.node import DeposedError, NodeUnavailableError
 from nagara.contract.replica import Canary, Lease, ReplicaSpec, StartOrder
+from nagara.node.mandate import Mandate
 from nagara.node.network.client import AgentNetwork
 from nagara.node.network.membership import read_membership
 from nagara.node.remote_machine import RemoteMachine
@@ -127,6 +130,35 @@ async def test_an_agent_that_listens_is_reached_over_tcp_by_who_has_its_files(
         _, said = running.communicate(timeout=60)
     assert running.returncode == 0
     assert b"Traceback" not in said
+
+
+async def test_a_control_process_that_was_deposed_over_one_way_is_refused_over_all_and_for_good(
+    tmp_path: Path,
+) -> None:
+    old, new = Mandate(), Mandate()
+    old.epoch = lambda: ControlEpoch("one", 1)
+    new.epoch = lambda: ControlEpoch("one", 2)
+    running = agent(tmp_path, "--listen", "127.0.0.1:0")
+    try:
+        assert running.stdout is not None
+        address = (await asyncio.to_thread(running.stdout.readline)).decode().split()[-1]
+        async with AgentNetwork(read_membership(tmp_path, None, None)) as network:
+            far = RemoteMachine(network.transport(address), old)
+            await until_it_answers(RemoteNode(tmp_path / "agent.sock"))
+            assert (await far.renew(())).mark_s > 0
+            await RemoteNode(tmp_path / "agent.sock", new).facts()
+            with pytest.raises(MachineUnreachableError, match="newer control process"):
+                await far.renew(())
+        running.kill()
+        running.communicate()
+        running = agent(tmp_path)
+        await until_it_answers(RemoteNode(tmp_path / "agent.sock"))
+        with pytest.raises(DeposedError):
+            await RemoteNode(tmp_path / "agent.sock", old).stop("nobody")
+        await RemoteNode(tmp_path / "agent.sock", new).stop("nobody")
+    finally:
+        running.terminate()
+        running.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psycopg
 import pytest
 from page_stand import app_text
+from postgres_server import PostgresServer, needs_postgres, postgres_server
 
 from nagara.base.clock import Clock, SystemClock
 from nagara.contract.replica import ModelMount
@@ -141,3 +143,23 @@ def text() -> Callable[..., str]:
 @pytest.fixture
 def until() -> Callable[..., Awaitable[None]]:
     return eventually
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: PostgresServer) -> str:
+    """An empty database."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS test WITH (FORCE)")
+        connection.execute("CREATE DATABASE test")
+    return server.url.replace("/postgres?", "/test?")
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=needs_postgres)])
+def address(request: Any) -> str | None:
+    return None if request.param == "sqlite" else request.getfixturevalue("url")

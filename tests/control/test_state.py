@@ -7,13 +7,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer, postgres_server, programs
+from postgres_server import needs_postgres
 
 from nagara.base.errors import UsageError
 from nagara.contract.replica import CaptureReport, Lease
@@ -32,28 +32,6 @@ from nagara.control.state import CaptureRecord, KeyRecord, StartRecord, State
 from nagara.pool.machines import Writes
 from nagara.testing.clock import JumpingClock
 from nagara.testing.pools import a_core, an_offering, make_ready
-
-needs_postgres = pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgres_server() as running:
-        yield running
-
-
-@pytest.fixture
-def url(server: PostgresServer) -> str:
-    """An empty database."""
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute("DROP DATABASE IF EXISTS test WITH (FORCE)")
-        connection.execute("CREATE DATABASE test")
-    return server.url.replace("/postgres?", "/test?")
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=needs_postgres)])
-def address(request: Any) -> str | None:
-    return None if request.param == "sqlite" else request.getfixturevalue("url")
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 START_S = 60.0
 USER = "postgres"  # the server refuses to run as root
 
@@ -17,6 +19,9 @@ def programs() -> Path | None:
     """The folder of the newest server's programs, or None."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
     return found[-1].parent if found else None
+
+
+needs_postgres = pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed")
 
 
 class PostgresServer:
