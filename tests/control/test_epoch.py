@@ -12,7 +12,7 @@ from nagara.contract.control_epoch import ControlEpoch
 from nagara.contract.node import DeposedError, NodeUnavailableError
 from nagara.control.database import database_for
 from nagara.control.epoch import begin_epoch
-from nagara.control.errors import StateLostError
+from nagara.control.errors import ControlError, StateLostError
 from nagara.control.postgres_database import PostgresDatabase
 from nagara.node.agent import AgentServer
 from nagara.node.mandate import Mandate
@@ -132,6 +132,22 @@ async def test_a_control_process_that_a_machine_refuses_ends_and_leaves_its_repl
     assert node.stopped == []
     assert f"{tmp_path / 'agent.sock'}: a newer control process" in caplog.text
     assert caplog.text.count("leaving the replicas") == 1
+
+
+async def test_what_cannot_be_written_after_the_loss_does_not_hide_it(
+    stand: Any, text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stand.up(text())
+
+    async def fail(action: Any) -> None:
+        raise ControlError("the state cannot be used")
+
+    monkeypatch.setattr(stand.control.database, "run", fail)
+    stand.control.database.on_lost()
+    with pytest.raises(StateLostError, match="taken the state over"):
+        await asyncio.wait_for(stand._task, 60)
+    stand._task = None
+    await stand.client.close()
 
 
 async def test_a_control_process_that_is_refused_at_its_beginning_says_why(

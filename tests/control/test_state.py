@@ -401,16 +401,38 @@ async def test_who_has_lost_the_lease_writes_nothing_and_is_told(tmp_path: Path,
     await second.close()
 
 
-@needs_postgres
-async def test_a_broken_connection_is_made_anew(tmp_path: Path, url: str) -> None:
-    database = database_for(tmp_path, url)
-    await database.open()
-    state = State(database, JumpingClock())
+def break_connections(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as server:
         server.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = 'test' AND pid <> pg_backend_pid()"
         )
+
+
+@needs_postgres
+async def test_who_waits_for_the_state_waits_on_when_the_database_goes_away_meanwhile(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = database_for(tmp_path / "1", url), database_for(tmp_path / "2", url)
+    await first.open()
+    waiting = asyncio.create_task(second.open())
+    async with asyncio.timeout(60):
+        while "waiting on" not in caplog.text:
+            assert not waiting.done()
+            break_connections(url)
+            await asyncio.sleep(0.05)
+        await first.close()
+        await waiting
+    assert await State(second, JumpingClock()).put_app(app()) == 1
+    await second.close()
+
+
+@needs_postgres
+async def test_a_broken_connection_is_made_anew(tmp_path: Path, url: str) -> None:
+    database = database_for(tmp_path, url)
+    await database.open()
+    state = State(database, JumpingClock())
+    break_connections(url)
     with pytest.raises(ControlError, match="cannot be used"):
         await state.put_app(app())
     assert await state.put_app(app()) == 1

@@ -24,6 +24,7 @@ from nagara.contract.control_epoch import ControlEpoch
 from nagara.contract.node import DeposedError, Node, NodeUnavailableError
 from nagara.contract.replica import ModelMount
 from nagara.control.api import Api
+from nagara.control.app import App
 from nagara.control.app_images import with_images
 from nagara.control.app_secrets import AppSecrets
 from nagara.control.appfile import parse_apps
@@ -181,42 +182,9 @@ class Control:
         self.database = database = database_for(self._state_dir, self._database_url)
         database.on_lost = self._lost
         try:
-            if not await self._is_opened(database):
-                return
-            self._epoch = database.epoch
-            state = State(database, self._clock)
-            auth = Auth(self._state_dir, state, self._clock, is_open=self._is_open)
-            await auth.load()
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = Tasks(group)
-                    tasks.spawn(Retention(database, self._clock).run, "retention")
-                    pool = await self._pool(database)
-                    node = self._machines(pool)
-                    tasks.spawn(node.zone.run, "zone caches")
-                    fleet = Fleet(
-                        *(node, Lending(pool), state, self._models, self._clock, tasks),
-                        self._telemetry,
-                        scopes=node,
-                    )
-                    pool.on_lost, pool.on_room = fleet.lost, fleet.hand_on
-                    deployments = Deployments(fleet, node, state, self._clock)
-                    await deployments.begin()
-                    named = [(app, fleet.mounts(app)) for app in apps]
-                    for app in await with_images(self._node, named):
-                        await deployments.deploy(app)
-                    jobs = self._jobs(database, fleet, tasks)
-                    history = History(database)
-                    live = Live(fleet.services, self._telemetry, pool, history, self._clock)
-                    await self._serve(
-                        *(group, deployments, fleet, node, pool, state, live, auth, jobs, ready)
-                    )
-            except BaseExceptionGroup as errors:
-                # A fault that a person can act upon comes as itself, not as a group of one.
-                only = errors.exceptions[0]
-                if len(errors.exceptions) == 1 and isinstance(only, NagaraError):
-                    raise only from None
-                raise
+            if await self._is_opened(database):
+                self._epoch = database.epoch
+                await self._run_opened(database, apps, ready)
         finally:
             await database.close()
         if self._is_lost:
@@ -224,6 +192,45 @@ class Control:
                 "another control process has taken the state over; this one has ended",
                 hint="nothing, if that was meant: it serves now, with the same replicas",
             )
+
+    async def _run_opened(
+        self, database: Database, apps: Sequence[App], ready: Callable[[Ready], None]
+    ) -> None:
+        state = State(database, self._clock)
+        auth = Auth(self._state_dir, state, self._clock, is_open=self._is_open)
+        await auth.load()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = Tasks(group)
+                tasks.spawn(Retention(database, self._clock).run, "retention")
+                pool = await self._pool(database)
+                node = self._machines(pool)
+                tasks.spawn(node.zone.run, "zone caches")
+                fleet = Fleet(
+                    *(node, Lending(pool), state, self._models, self._clock, tasks),
+                    self._telemetry,
+                    scopes=node,
+                )
+                pool.on_lost, pool.on_room = fleet.lost, fleet.hand_on
+                deployments = Deployments(fleet, node, state, self._clock)
+                await deployments.begin()
+                named = [(app, fleet.mounts(app)) for app in apps]
+                for app in await with_images(self._node, named):
+                    await deployments.deploy(app)
+                jobs = self._jobs(database, fleet, tasks)
+                history = History(database)
+                live = Live(fleet.services, self._telemetry, pool, history, self._clock)
+                await self._serve(
+                    *(group, deployments, fleet, node, pool, state, live, auth, jobs, ready)
+                )
+        except BaseExceptionGroup as errors:
+            if self._is_lost and errors.split(ControlError)[1] is None:
+                return  # that nothing can be written is no news then
+            # A fault that a person can act upon comes as itself, not as a group of one.
+            only = errors.exceptions[0]
+            if len(errors.exceptions) == 1 and isinstance(only, NagaraError):
+                raise only from None
+            raise
 
     async def _is_opened(self, database: Database) -> bool:
         """Opens the state, which may take until its writer is gone; False if asked to stop."""

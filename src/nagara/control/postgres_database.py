@@ -103,12 +103,9 @@ class PostgresDatabase:
             ControlError: the database cannot be reached, or is of a newer version.
         """
         await self._call(self._prepare)
-        is_told = False
-        while not await self._call(self._take):
-            if not is_told:
-                _log.info("%s: another control process has the state; waiting for it", self._where)
-                is_told = True
-            await asyncio.sleep(TRY_S)
+        if not await self._call(self._take):
+            _log.info("%s: another control process has the state; waiting for it", self._where)
+            await self._until_taken()
         await self._call(self._migrate)
         loop = asyncio.get_running_loop()
         self._renewing = threading.Thread(
@@ -116,6 +113,20 @@ class PostgresDatabase:
         )
         self._renewing.start()
         self.epoch = await self.run(lambda sql: begin_epoch(sql, time.time()))
+
+    async def _until_taken(self) -> None:
+        """Also beyond a time without a database: whoever waits is there for such times."""
+        is_told = False
+        while True:
+            await asyncio.sleep(TRY_S)
+            try:
+                if await self._call(self._take):
+                    return
+                is_told = False
+            except ControlError as error:
+                if not is_told:
+                    _log.warning("waiting on: %s", error)
+                is_told = True
 
     def is_held(self) -> bool:
         """See `Database`."""
@@ -206,9 +217,14 @@ class PostgresDatabase:
             connection.execute("INSERT INTO nagara_schema VALUES (%s)", (len(MIGRATIONS),))
 
     def _release(self) -> None:
-        if self._connection is not None and not self._connection.closed:
+        if self._connection is None or self._connection.closed:
+            return
+        try:
             if self._epoch:
                 self._connection.execute(_RELEASE, (self._holder, self._epoch))
+        except self._psycopg.Error as error:
+            _log.warning("%s: the lease ends by itself, not given back: %s", self._where, error)
+        finally:
             self._connection.close()
 
     # -- on the lease's thread -------------------------------------------------------------
