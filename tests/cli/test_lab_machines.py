@@ -168,3 +168,22 @@ def test_a_process_inside_is_signalled_and_its_end_is_known(lab: Laboratory) -> 
     spaces = [Path(f"/proc/{pid}/ns/net").readlink() for pid in (sleeping.pid, machine.spaces.pid)]
     assert spaces[0] == spaces[1]
     assert sleeping.end(signal.SIGKILL) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGCONT])
+def test_a_stopped_process_goes_on_or_ends_as_it_is_told_to(
+    lab: Laboratory, number: signal.Signals
+) -> None:
+    begun = lab.machines[0].begin("sleep", "1000", log="sleep.log")
+    both = (begun.pid, begun._outer.pid)  # what started it stops with it
+    begun.send(signal.SIGSTOP)
+    until(lambda: [state(pid) for pid in both] == ["T", "T"])
+    if number is signal.SIGCONT:
+        begun.send(number)
+        until(lambda: "T" not in [state(pid) for pid in both])
+        number = signal.SIGTERM
+    assert begun.end(number) == -number
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

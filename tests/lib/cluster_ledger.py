@@ -11,8 +11,11 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any
+from urllib.request import Request
 
 from nagara.cli.lab_cluster import LabCluster
+
+TRY_S = 5.0  # for one gateway of several: one that was stopped never answers
 
 TICKING = (
     "import threading, time\n"
@@ -76,7 +79,7 @@ class Client:
 
     def __init__(self, cluster: LabCluster, path: str, *, patience_s: float = 90.0) -> None:
         instance = cluster.instance()
-        self._request = urllib.request.Request(instance.url + path)
+        self._request = Request(instance.url + path)
         self._request.add_header("authorization", f"Bearer {instance.key}")
         self._patience_s = patience_s
         self._ending = threading.Event()
@@ -109,8 +112,12 @@ class Client:
             self._ending.wait(0.02)
 
     def _ask(self) -> tuple[int | str, str]:
+        return self._ask_one(self._request, self._patience_s)
+
+    @staticmethod
+    def _ask_one(request: Request, limit_s: float) -> tuple[int | str, str]:
         try:
-            with urllib.request.urlopen(self._request, timeout=self._patience_s) as answer:
+            with urllib.request.urlopen(request, timeout=limit_s) as answer:
                 answer.read()
                 return answer.status, _name(answer.headers)
         except urllib.error.HTTPError as error:
@@ -118,6 +125,26 @@ class Client:
                 return f"{error.code}: {error.read(500)!r}", _name(error.headers)
         except (OSError, http.client.HTTPException) as error:
             return repr(error), ""
+
+
+class RetryingClient(Client):
+    """Sends the same request to one gateway after another until it has a good answer.
+
+    Only what has none from anybody before its patience is over is lost.
+    """
+
+    def __init__(self, cluster: LabCluster, path: str, urls: list[str]) -> None:
+        super().__init__(cluster, path)
+        self._requests = [Request(url + path, headers=self._request.headers) for url in urls]
+
+    def _ask(self) -> tuple[int | str, str]:
+        until_s = time.monotonic() + self._patience_s
+        while True:
+            status, replica = self._ask_one(self._requests[0], TRY_S)
+            if status == 200 or time.monotonic() > until_s:
+                return status, replica
+            self._requests.append(self._requests.pop(0))
+            time.sleep(0.05)
 
 
 def _name(headers: Any) -> str:

@@ -3,6 +3,9 @@
 The first machine has the models and serves its objects to the others, which have nothing but
 nagara and its tools. They are reached over TCP with a token, and with TLS if there are
 certificates. Whoever uses it enters the first machine's network (`LabMachine.entered`).
+
+With a PostgreSQL database the machines next to the first may have a control process, too, which
+waits until it is its turn.
 """
 
 import json
@@ -41,6 +44,11 @@ class LabCluster:
         with_ray: the machines are those of a Ray cluster, which has the agents run; otherwise a
             program of a `command` provider lists them.
         own_slots: of the first.
+        database: a PostgreSQL address for control's state; None: a file on the first machine.
+        standbys: so many machines beside the first are for control alone, as the first is.
+
+    Attributes:
+        asked: the machine whose control process is meant by whoever asks `instance`.
     """
 
     def __init__(
@@ -52,16 +60,21 @@ class LabCluster:
         devices: int = 2,
         own_slots: int = 0,
         with_ray: bool = False,
+        database: str | None = None,
+        standbys: int = 0,
     ) -> None:
         self.with_ray = with_ray
         self.lab = lab
-        self.first, *self.others = lab.machines
+        self.first, *rest = lab.machines
+        self.standbys, self.others = rest[:standbys], rest[standbys:]
+        self.asked = self.first
+        self._database = database
         self._certificates = certificates
         self._token = lab.folder / "token"
         self._token.touch(mode=0o600)
         self._token.write_text(secrets.token_hex(32))
         self.agents: dict[str, Inside] = {}
-        self.control: Inside | None = None
+        self.controls: dict[str, Inside] = {}
         self._key: str | None = None
         self._tools = state / "tools"
         for machine in lab.machines:
@@ -118,18 +131,43 @@ class LabCluster:
         """Of the head."""
         return f"{self.first.address}:{RAY_PORT}"
 
+    @property
+    def control(self) -> Inside | None:
+        """The first machine's control process."""
+        return self.controls.get(self.first.name)
+
     def begin_control(self, *arguments: str) -> None:
         """Starts the first machine's control process and agent, and returns when it serves."""
-        (self.first.state / CONTROL_FILE).unlink(missing_ok=True)
-        self.control = control = self.first.nagara(
-            *("up", "--port", str(GATEWAY_PORT), "--pool", str(self._pool)),
-            *("--cache", f"{self.first.address}:{CACHE_PORT}", *self._member(self.first)),
+        self._begin_control(self.first, *arguments)
+        self.until_serving(self.first)
+
+    def begin_standby(self, machine: LabMachine) -> None:
+        """Starts another machine's, and returns when it waits for its turn."""
+        control = self._begin_control(machine)
+        wait_for(
+            lambda: "waiting for it" in control.said() or control.exit_code is not None,
+            "the other control process does not wait",
+        )
+
+    def _begin_control(self, machine: LabMachine, *arguments: str) -> Inside:
+        (machine.state / CONTROL_FILE).unlink(missing_ok=True)
+        # The first one's client is on the same machine; others are asked from there.
+        host = () if machine is self.first else ("--host", machine.address)
+        control = self.controls[machine.name] = machine.nagara(
+            *("up", *host, "--port", str(GATEWAY_PORT), "--pool", str(self._pool)),
+            *("--cache", f"{machine.address}:{CACHE_PORT}", *self._member(machine)),
             *(("--cluster", self.ray_address) if self.with_ray else ()),
+            *(("--database", self._database) if self._database is not None else ()),
             *arguments,
             log="up.log",
         )
+        return control
+
+    def until_serving(self, machine: LabMachine) -> None:
+        """Returns when the machine's control process serves. Raises `NagaraError`."""
+        control = self.controls[machine.name]
         wait_for(
-            lambda: (self.first.state / CONTROL_FILE).exists() or control.exit_code is not None,
+            lambda: (machine.state / CONTROL_FILE).exists() or control.exit_code is not None,
             "control does not come up",
         )
         if control.exit_code is not None:
@@ -175,25 +213,25 @@ class LabCluster:
 
     def renew(self, machine: LabMachine) -> LabMachine:
         """Another machine in the place of one: same address, nothing on it but an agent."""
-        number = self.lab.machines.index(machine)
-        new = self.lab.renew(number)
-        self.others[number - 1] = new
+        new = self.lab.renew(self.lab.machines.index(machine))
+        self.others[self.others.index(machine)] = new
         self._equip(new)
         self.begin_agent(new)
         return new
 
     def instance(self) -> Instance:
-        """How it is asked, from inside the first machine's network."""
-        admin = connect(self.first.state)
+        """How `asked` is asked, from inside the first machine's network."""
+        admin = connect(self.asked.state)
         if self._key is None:
             self._key = admin.add_key("laboratory")
-        log = self.first.folder / "up.log"
-        return Instance(admin, admin.url, self._key, self.first.state, log)
+        log = self.asked.folder / "up.log"
+        return Instance(admin, admin.url, self._key, self.asked.state, log)
 
     def end(self) -> None:
-        """Ends control in order, then the agents."""
-        if self.control is not None and self.control.exit_code is None:
-            self.control.end(timeout_s=60)
+        """Ends control in order, whoever waits for his turn first, then the agents."""
+        for name in sorted(self.controls, key=lambda name: name == self.asked.name):
+            if (control := self.controls[name]).exit_code is None:
+                control.end(timeout_s=60)
         for agent in self.agents.values():
             agent.end(signal.SIGTERM)
 
@@ -209,6 +247,8 @@ def running_cluster(cluster: LabCluster) -> Iterator[LabCluster]:
                 cluster.begin_agent(machine)
         cluster.begin_control()
         try:
+            for machine in cluster.standbys:
+                cluster.begin_standby(machine)
             yield cluster
         finally:
             cluster.end()

@@ -75,6 +75,8 @@ class Inside:
         if self._outer.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+            if number != signal.SIGSTOP:  # nsenter stops with its child, and does not see it end
+                self._outer.send_signal(signal.SIGCONT)
 
     def end(self, number: int = signal.SIGTERM, *, timeout_s: float = 30.0) -> int:
         """Asks it to end, kills it when it does not, and returns its exit code."""

@@ -63,7 +63,8 @@ class ControlEpochs:
                 "a newer control process of the same database gives the orders here:"
                 f" its epoch is {newest}, this one's {epoch.number}",
                 hint="nothing, if another one has taken over; after the database was put back to"
-                f" an earlier state, remove node/{FILE_NAME} there and start the agent anew",
+                f" an earlier state, remove node/{FILE_NAME} in the agent's state folder and start"
+                " it anew",
             )
         return self._end_of(epoch.database)
 
