@@ -5,7 +5,7 @@ a child of the control process, which asks it over the socket FD and starts anot
 The only module that imports Ray.
 
 A request is a line of JSON, `{"call", "arguments"}`; the first is `connect`. Its reply is
-`{"result"}` or `{"error": {"kind", "what", "hint"}}`. One after the other, each with a limit.
+`{"result"}` or `{"error": {"kind", "what"}}`. One after the other, each with a limit.
 """
 
 import json
@@ -34,9 +34,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from nagara.base.linux import die_with_parent
 from nagara.cli.cluster.actor import MachineActor
+from nagara.cli.cluster.address import AUTO, CLIENT
 
 NAMESPACE = "nagara"
 STATUS_S, ORDER_S, HOLD_S = 4.0, 20.0, 10.0
+KNOCK_S = 5.0
 
 _TYPES = "accelerator_type:"  # Ray's own resources: accelerator_type:H100
 _SLIVER = 0.001  # of a type: any of it will do
@@ -72,7 +74,15 @@ class Bridge:
             leaves_own_out: this process's own machine is used without Ray.
             state: the state folder on every machine; None: as `nagara` finds it there.
         """
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+        _knock(address)
+        try:
+            ray.init(
+                address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False
+            )  # fmt: skip
+        except ConnectionError as error:
+            if address == AUTO:
+                raise ConnectionError("no Ray runs on this machine") from error
+            raise
         self._state = state
         if leaves_own_out:
             self._is_left_out = ray.get_runtime_context().get_node_id()
@@ -134,10 +144,12 @@ class Bridge:
         """
         alive = [one["Resources"] for one in ray.nodes() if one["Alive"]] if bundles else []
         wanted = [*filter(None, map(_asked_again, alive)), *bundles]
-        if ray.util.client.ray.is_connected():  # what is asked for would end this process
+        if ray.util.client.ray.is_connected():  # asking from here would end this process
             asked = ray.remote(num_cpus=0)(_ask_autoscaler).remote(wanted)
-            return str(ray.get(asked, timeout=ORDER_S))
-        return _ask_autoscaler(wanted)
+            obstacle = str(ray.get(asked, timeout=ORDER_S))
+        else:
+            obstacle = _ask_autoscaler(wanted)
+        return obstacle if bundles else ""
 
     def _leave(self, machine: str) -> None:
         """Ends the actor of a machine that is not lent."""
@@ -164,6 +176,18 @@ class Bridge:
                 .remote(node["NodeManagerAddress"], self._state)
             )  # fmt: skip
         return self._actors[name]
+
+
+def _knock(address: str) -> None:
+    """Raises `ConnectionError` where nobody listens: Ray itself would try for a minute."""
+    if address == AUTO:
+        return  # Ray looks for it
+    host, _, port = address.removeprefix(CLIENT).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+    except OSError as error:
+        why = "it is not known" if isinstance(error, socket.gaierror) else error.strerror or error
+        raise ConnectionError(f"nobody answers at {host}:{port}: {why}") from error
 
 
 def _actor_name(node: str) -> str:
@@ -268,8 +292,14 @@ def _answer(bridge: Bridge, line: str) -> dict[str, Any]:
         return _error("unclear", "Ray's actor there does not answer")
     except RayError as error:
         return _error("unclear", str(error).strip().splitlines()[0])
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        return _error("unclear", f"{error}" or type(error).__name__)
+    except (RuntimeError, ValueError, OSError, ImportError) as error:
+        return _error("unclear", _in_a_line(f"{error}") or type(error).__name__)
+
+
+def _in_a_line(said: str) -> str:
+    """What Ray has said over many lines; of a trace of another process, how it ends."""
+    lines = said.strip().splitlines()
+    return " ".join((lines[-1] if any("Traceback" in one for one in lines) else said).split())
 
 
 def _error(kind: str, what: str) -> dict[str, Any]:

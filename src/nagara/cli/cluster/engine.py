@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nagara.base.errors import UsageError
+from nagara.cli.cluster.address import hint_for
 from nagara.contract.cluster import EngineMachine, MachineKind
 from nagara.contract.machine import NoCapacityError, ProviderError
 
@@ -123,11 +124,8 @@ class RayEngine:
             return reply["result"]
         if call == "connect":
             await self._drop()
-            raise self._unclear(
-                f"Ray cannot be reached: {fault['what']}",
-                "a node of the cluster must run here (`ray start --address=HOST:PORT`), or the "
-                "address must be that of a Ray client server: ray://HOST:10001",
-            )
+            hint = hint_for(fault["what"], self._settings.address)
+            raise self._unclear(f"Ray cannot be reached: {fault['what']}", hint)
         if fault["kind"] == "refused":
             raise NoCapacityError(fault["what"], where=self._settings.address)
         raise self._unclear(fault["what"])

@@ -166,7 +166,7 @@ class RayProvider:
         obstacle = await self._engine.ask_for(tuple(kinds))
         self._is_asked = bool(kinds)
         now_s = self._clock.monotonic_s()
-        if not obstacle:
+        if not obstacle or not kinds:
             self._stuck_since_s = None
         elif self._stuck_since_s is None:
             self._stuck_since_s = now_s
