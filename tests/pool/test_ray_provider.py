@@ -125,6 +125,18 @@ async def test_what_does_not_come_is_refused_and_no_longer_asked_for() -> None:
     assert [one.name for one in await provider.machines()] == ["pool-1"]
 
 
+async def test_what_is_added_has_a_price_for_else_it_would_be_kept_for_ever() -> None:
+    engine = FakeEngine(a_machine("m1"), a_machine("g1", type_="h100", devices=8))
+    engine.present["g1"] = replace(engine.present["g1"], cpu=96.0, region="eu-1")
+    adds = (AddedKind(H100),)
+    found = await RayProvider("ray", engine, RayTerms(adds=adds)).offerings()
+    assert {one.id: one.price_h > 0 for one in found} == {
+        "ray/cpu-8c": False, "ray/h100x8-96c": True, "ray/h100x8-96c-eu-1": True,
+    }  # fmt: skip
+    (_, gpu, _) = await RayProvider("ray", engine, RayTerms(None, {"h100": 0.0}, adds)).offerings()
+    assert gpu.price_h == 0.0
+
+
 async def test_what_an_earlier_process_asked_for_is_taken_back_once() -> None:
     engine = FakeEngine()
     engine.asked = (H100,)

@@ -151,7 +151,8 @@ async def _engines(
     port = None if given is None else head_port(given, "--cluster")
     if port is not None:
         given = await asyncio.to_thread(own_head, state, port)
-        click.echo(f"Ray's head serves at {given}; others join: ray start --address={given}")
+        click.echo(f"Ray's head serves at {given}, also when nagara has ended; `ray stop` ends it")
+        click.echo(f"other machines join with: ray start --address={given}")
     engines: list[RayEngine] = []
 
     def engine(table: Mapping[str, Any]) -> RayEngine:

@@ -21,6 +21,7 @@ from nagara.contract.machine import (
     Resources,
 )
 
+ADDED_PRICE_H = 1.0
 PATIENCE_S = 20.0  # an autoscaler decides every five seconds, and tells what it does when it has
 
 
@@ -38,7 +39,8 @@ class RayTerms:
 
     Attributes:
         slots: replicas at once on a machine without devices; None: one a core.
-        price_h: of a machine, by its devices' type; others cost nothing.
+        price_h: of a machine, by its devices' type. Others cost nothing, but for a kind that is
+            added: what costs nothing would never be given back.
         adds: what the autoscaler may add.
     """
 
@@ -200,13 +202,18 @@ class RayProvider:
         size = f"{kind.type}x{kind.devices}" if kind.devices else kind.type
         where = "" if region == self._name else f"-{region}"
         prices = self._terms.price_h or {}
+        alike = (kind.type, kind.devices, round(kind.cpu))
+        is_added = any(
+            alike == (one.kind.type, one.kind.devices, round(one.kind.cpu))
+            for one in self._terms.adds
+        )
         return Offering(
             id=f"{self._name}/{size}-{kind.cpu:.0f}c{where}",
             provider=self._name,
             region=region,
             type=kind.type,
             devices=kind.devices or self._terms.slots or max(1, int(kind.cpu)),
-            price_h=prices.get(kind.type, 0.0),
+            price_h=prices.get(kind.type, ADDED_PRICE_H if is_added else 0.0),
         )
 
 
