@@ -20,6 +20,7 @@ from ray_cluster import RayCluster
 
 IDLE_S = 10.0
 CORES = 2  # of a machine that is added
+DEVICES: dict[str, dict[str, int]] = {"small": {}, "gpu": {"GPU": 2, "accelerator_type:H100": 1}}
 
 
 class Cloud(FakeMultiNodeProvider):  # type: ignore[misc]
@@ -82,9 +83,12 @@ def _settings(folder: Path, port: int, most: int) -> dict[str, Any]:
             FAKE_HEAD_NODE_TYPE: {
                 "resources": {"CPU": 1}, "node_config": {}, "max_workers": 0,
             },
-            "small": {
-                "resources": {"CPU": CORES, "object_store_memory": 80_000_000},
-                "node_config": {}, "min_workers": 0, "max_workers": most,
+            **{
+                name: {
+                    "resources": {"CPU": CORES, "object_store_memory": 80_000_000, **devices},
+                    "node_config": {}, "min_workers": 0, "max_workers": most,
+                }
+                for name, devices in DEVICES.items()
             },
         },
         "file_mounts": {},

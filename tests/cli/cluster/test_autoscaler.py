@@ -30,6 +30,7 @@ pytestmark = [
 
 TOKEN = ClusterToken("t" * 64)
 SMALL, HUGE = MachineKind("cpu", 0, 2.0), MachineKind("cpu", 0, 64.0)
+H100 = MachineKind("h100", 2, 2.0)
 
 
 @pytest_asyncio.fixture(params=[False, True], ids=["v1", "v2"])
@@ -68,15 +69,15 @@ async def until_gone(engine: RayEngine) -> None:
             await asyncio.sleep(0.5)
 
 
-async def offered(ray: RayProvider, cores: int) -> Offering:
-    return next(one for one in await ray.offerings() if f"cpu-{cores}c" in one.id)
+async def offered(ray: RayProvider, name: str) -> Offering:
+    return next(one for one in await ray.offerings() if one.id == f"ray/{name}")
 
 
 async def test_machines_are_added_one_beside_the_other_and_removed_when_given_back(
     engine: RayEngine,
 ) -> None:
     ray = provider(engine, SMALL)
-    offering = await offered(ray, 2)
+    offering = await offered(ray, "cpu-2c")
     await ray.launch("pool-1", offering)
     first = await until(ray, "pool-1", Presence.RUNNING)
     # One like it is in use already: that one is not what is asked for now.
@@ -96,9 +97,9 @@ async def test_machines_are_added_one_beside_the_other_and_removed_when_given_ba
 
 
 async def test_what_no_node_type_has_keeps_nothing_else_from_coming(engine: RayEngine) -> None:
-    ray = provider(engine, SMALL, HUGE)
-    await ray.launch("pool-1", await offered(ray, 2))
-    await ray.launch("pool-2", await offered(ray, 64))
+    ray = provider(engine, H100, HUGE)
+    await ray.launch("pool-1", await offered(ray, "h100x2-2c"))
+    await ray.launch("pool-2", await offered(ray, "cpu-64c"))
     await until(ray, "pool-1", Presence.RUNNING)
     refused = await until(ray, "pool-2", Presence.REFUSED)
     assert "none of its node types has as much" in refused.problem
@@ -109,7 +110,7 @@ async def test_what_no_node_type_has_keeps_nothing_else_from_coming(engine: RayE
 
 async def test_an_end_takes_back_what_was_asked_for(engine: RayEngine) -> None:
     ray = provider(engine, SMALL)
-    await ray.launch("pool-1", await offered(ray, 2))
+    await ray.launch("pool-1", await offered(ray, "cpu-2c"))
     await engine.close()  # a machine may have been launched meanwhile; it goes again
     await until_gone(engine)
     await asyncio.sleep(5.0)  # five decisions of the autoscaler

@@ -44,7 +44,8 @@ def hint_for(what: str, address: str) -> str:
     if address.startswith(CLIENT):
         return (
             f"the cluster's head serves Ray clients, by itself at port {CLIENT_PORT}, where "
-            "'ray[client]' is installed; its logs are in /tmp/ray/session_latest/logs there"
+            "'ray[client]' is installed, of the same version as here; what it says of one that it "
+            "does not serve is in /tmp/ray/session_latest/logs there"
         )
     return (
         "a node of the cluster must run here (`ray start --address=HOST:PORT`), or the "

@@ -41,7 +41,6 @@ STATUS_S, ORDER_S, HOLD_S = 4.0, 20.0, 10.0
 KNOCK_S = 5.0
 
 _TYPES = "accelerator_type:"  # Ray's own resources: accelerator_type:H100
-_SLIVER = 0.001  # of a type: any of it will do
 
 NOTHING_COMES = (
     "Ray's autoscaler adds no such machine: none of its node types has as much, "
@@ -143,7 +142,8 @@ class Bridge:
         Returns why nothing of it is on its way; empty where something is.
         """
         alive = [one["Resources"] for one in ray.nodes() if one["Alive"]] if bundles else []
-        wanted = [*filter(None, map(_asked_again, alive)), *bundles]
+        shapes = [*map(_asked_again, alive), *bundles]  # earlier versions take whole numbers only
+        wanted = [{key: int(one) for key, one in shape.items()} for shape in shapes if shape]
         if ray.util.client.ray.is_connected():  # asking from here would end this process
             asked = ray.remote(num_cpus=0)(_ask_autoscaler).remote(wanted)
             obstacle = str(ray.get(asked, timeout=ORDER_S))
@@ -234,10 +234,10 @@ def _whole(resources: dict[str, float]) -> dict[str, float]:
 def _asked_again(resources: dict[str, float]) -> dict[str, float]:
     """A machine that is there, as `RayEngine` asks for another one like it."""
     whole = _whole(resources)
-    return whole | dict.fromkeys(_types(resources)[:1], _SLIVER) if "GPU" in whole else whole
+    return whole | dict.fromkeys(_types(resources)[:1], 1.0) if "GPU" in whole else whole
 
 
-def _ask_autoscaler(bundles: list[dict[str, float]]) -> str:
+def _ask_autoscaler(bundles: list[dict[str, int]]) -> str:
     """As `Bridge.ask_for`. Needs nothing of nagara, for it may run elsewhere in the cluster."""
     request_resources(bundles=bundles)
     if not is_autoscaler_v2():

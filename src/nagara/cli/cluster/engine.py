@@ -92,8 +92,8 @@ class RayEngine:
             bundle = {"CPU": kind.cpu}
             if kind.devices:
                 bundle |= {"GPU": float(kind.devices)}
-                if kind.type != "gpu":  # any of a named type will do: a sliver of it is asked for
-                    bundle[f"accelerator_type:{kind.type.upper()}"] = 0.001
+                if kind.type != "gpu":  # a machine has one of its type, however many devices
+                    bundle[f"accelerator_type:{kind.type.upper()}"] = 1.0
             bundles.append(bundle)
         self._is_asking = bool(bundles)
         return str(await self._call("ask_for", bundles=bundles))
