@@ -50,7 +50,8 @@ test-servers: model tools
 
 # Machines as network namespaces, with links that are cut and slowed: some twenty minutes. Root.
 test-cluster: tools
-	NAGARA_CLUSTER=1 $(BIN)/pytest tests/cluster tests/cli/test_lab_machines.py
+	NAGARA_CLUSTER=1 $(BIN)/pytest tests/cluster tests/cli/test_lab_machines.py \
+	    tests/cli/cluster/test_autoscaler.py tests/whole/test_ray.py
 
 chaos: tools
 	$(BIN)/python scripts/chaos.py --seconds $(CHAOS_SECONDS)

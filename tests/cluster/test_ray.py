@@ -1,13 +1,18 @@
 """The machines of a Ray cluster: what of Ray fails, fails nobody who is served."""
 
 import importlib.util
+import os
+import re
+import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from cluster_ledger import TICKING, Client, lives, overlaps
 
 from nagara.cli.lab_cluster import wait_for
-from nagara.cli.lab_machines import LabMachine, LaboratoryError
+from nagara.cli.lab_machines import Inside, LabMachine, LaboratoryError, laboratory
 
 from .conftest import Cluster, MakeCluster, is_long
 
@@ -69,3 +74,64 @@ def test_ray_may_lose_workers_and_its_head_while_replicas_serve(cluster: MakeClu
             machine.link.heal()
         assert client.lost == []
         assert overlaps(lives(made, APP)) == []
+
+
+RAY = (sys.executable, "-P", "-m", "ray.scripts.scripts")
+
+
+def environment(machine: LabMachine) -> dict[str, str]:
+    """Ray keeps its files in the machine's own folder, as all machines share /tmp."""
+    return {**os.environ, **machine.environment, "RAY_TMPDIR": "/run"}
+
+
+def begin(machine: LabMachine, *arguments: str) -> Inside:
+    """`nagara up` with a head of its own, once it serves."""
+    (machine.folder / "up.log").unlink(missing_ok=True)
+    up = machine.nagara(
+        "up", "--cluster", "head:6400", *arguments, log="up.log", env=environment(machine)
+    )
+    wait_for(lambda: "API key:" in up.said() or up.exit_code is not None, "it does not serve")
+    assert up.exit_code is None, up.said()
+    return up
+
+
+def test_a_head_of_ones_own_is_joined_with_what_it_prints_and_outlives_nagara(
+    tmp_path: Path, state_dir: Path, tools: object
+) -> None:
+    with laboratory(tmp_path / "lab", 2) as lab:
+        first, second = lab.machines
+        for machine in lab.machines:
+            machine.spaces.run("ip", "route", "add", "default", "dev", "eth0")  # Ray looks for it
+        made = Cluster(lab, state_dir)
+        try:
+            with first.entered():
+                from_nothing_to_an_answer(made)
+        finally:
+            print(made.logs())
+        for machine in (second, first):
+            machine.spaces.run(*RAY, "stop", env=environment(machine))
+            assert pids(machine, "gcs_server|raylet/raylet") == []
+
+
+def from_nothing_to_an_answer(made: Cluster) -> None:
+    first, (second,) = made.first, made.others
+    up = begin(first)
+    join = re.search(r"ray (start --address=10\S+:6400)$", up.said(), re.MULTILINE)
+    assert join is not None
+    second.spaces.run(
+        *RAY, *join[1].split(), "--object-store-memory=80000000", env=environment(second)
+    )
+    made.deploy("host", snapshot=False)
+    made.until_ready(1, 300.0)
+    admin = made.instance().admin
+    (own,) = (one for one in admin.pool()["machines"] if not one["address"])
+    admin.order_machine(own["name"], "drain")
+    status, body, _ = made.get(f"/{APP}/")
+    assert (status, body) == (200, b"ready")
+    assert made.replicas_on(second)
+    assert re.search(r"Traceback|\d{4}-\d\d-\d\d|\bW\b", up.said()) is None, "Ray's own noise"
+    assert up.end(signal.SIGINT) == 0
+    assert pids(first, "gcs_server")
+    up = begin(first)
+    assert join[0] in up.said(), "not the head that runs already"
+    assert up.end(signal.SIGINT) == 0

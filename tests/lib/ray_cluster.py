@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,19 @@ _SIZE = ("--object-store-memory=80000000", "--disable-usage-stats")
 
 
 class RayCluster:
-    """`address` is the head's. The head has no cores: nothing is lent there but by name."""
+    """`address` is the head's. The head has no cores: nothing is lent there but by name.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        options: more of `ray start --head`.
+        environment: more of the head's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        options: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         if importlib.util.find_spec("ray") is None:
             pytest.skip("needs Ray: pip install 'nagara[cluster]'")
         self.folder = folder
@@ -35,7 +46,7 @@ class RayCluster:
         try:
             said = self._start(
                 folder / "head", "--head", "--port=0", "--num-cpus=1", "--include-dashboard=false",
-                f"--temp-dir={self._temporary}",
+                f"--temp-dir={self._temporary}", *options, environment=environment,
             )  # fmt: skip
             found = re.search(r"--address='([^']+)'", said)
             assert found is not None, said
@@ -50,14 +61,16 @@ class RayCluster:
         self._start(state, f"--address={self.address}", f"--num-cpus={cores}")
         return state
 
-    def _start(self, state: Path, *options: str) -> str:
+    def _start(
+        self, state: Path, *options: str, environment: Mapping[str, str] | None = None
+    ) -> str:
         key, _, value = self.mark.partition("=")
         done = subprocess.run(
             [*_RAY, *options, *_SIZE],
             capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
             env={**os.environ, "NAGARA_STATE": str(state), key: value,
                  "RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "1000",
-                 "RAY_health_check_failure_threshold": "3"},
+                 "RAY_health_check_failure_threshold": "3", **(environment or {})},
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

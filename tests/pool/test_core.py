@@ -62,6 +62,21 @@ def test_a_refusal_names_the_earliest_machine_on_its_way() -> None:
     assert refusal.earliest_s == 240.0
 
 
+def test_a_machine_that_will_not_come_after_all_is_given_back_and_closes_its_offering() -> None:
+    core = a_core()
+    name = core.request(an_offering(), 0.0)
+    (launch,) = core.take_actions()
+    assert isinstance(launch, Launch)
+    core.accepted(launch, 1.0)
+    listed = ProviderMachine(name, "a", Presence.REFUSED, problem="max_workers")
+    core.listed(an_offering().provider, [listed], {}, 30.0, 30.0)
+    machine = core.table.named(name)
+    assert (machine.state, machine.reason) == (MachineState.RELEASING, "max_workers")
+    assert core.take_actions() == [Release(name, machine.epoch, an_offering().provider)]
+    assert core.supply.usable(an_offering(), 31.0) == 0
+    assert core.supply.why_closed(an_offering().id, 31.0) == "max_workers"
+
+
 def test_type_and_region_are_hard_limits() -> None:
     core = a_core()
     make_ready(core, an_offering(region="us-1", type="a100"))

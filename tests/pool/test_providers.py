@@ -9,6 +9,7 @@ import pytest
 from nagara.contract.machine import (
     NoCapacityError,
     Offering,
+    Presence,
     Provider,
     ProviderError,
     ProviderRefusedError,
@@ -122,6 +123,13 @@ async def test_nonsense_of_a_script_is_an_error_and_no_list(tmp_path: Path, out:
         await provider.machines()
     with pytest.raises(ProviderError):
         await provider.offerings()
+
+
+async def test_a_script_lists_also_what_will_not_come_and_why(tmp_path: Path) -> None:
+    listed = [{"name": "nagara-1", "offering": "m1", "presence": "refused", "problem": "outbid"}]
+    provider = CommandProvider("rack", scripts(tmp_path, f"print({json.dumps(listed)!r})"))
+    (machine,) = await provider.machines()
+    assert (machine.presence, machine.problem) == (Presence.REFUSED, "outbid")
 
 
 async def test_a_script_that_does_not_exist_is_refused_for_certain() -> None:

@@ -9,7 +9,8 @@ from nagara.contract.cluster import MachineKind
 from nagara.contract.machine import NoCapacityError, Presence, ProviderError, Resources
 from nagara.pool.errors import PoolFileError
 from nagara.pool.poolfile import open_providers, ray_tables, ray_terms, read_pool_file
-from nagara.pool.providers.ray import AddedKind, RayProvider, RayTerms
+from nagara.pool.providers.ray import PATIENCE_S, AddedKind, RayProvider, RayTerms
+from nagara.testing.clock import JumpingClock
 from nagara.testing.fake_engine import FakeEngine, a_machine
 from nagara.testing.provider_conformance import ProviderConformance
 
@@ -88,6 +89,65 @@ async def test_the_autoscaler_is_asked_and_what_comes_is_lent_to_who_waits() -> 
     await provider.release("pool-2")
     assert engine.asked == ()
     assert [one.name for one in await provider.machines()] == ["pool-1"]
+
+
+async def test_a_machine_that_comes_is_lent_whatever_its_region_is_called() -> None:
+    engine = FakeEngine()
+    provider = RayProvider("ray", engine, RayTerms(adds=(AddedKind(H100),)))
+    (offering,) = await provider.offerings()
+    await provider.launch("pool-1", offering)
+    engine.present["g1"] = replace(
+        a_machine("g1", type_="h100", devices=8), cpu=96.0, region="eu-1"
+    )
+    assert [one.presence for one in await provider.machines()] == [Presence.RUNNING]
+    assert engine.asked == ()
+
+
+async def test_what_does_not_come_is_refused_and_no_longer_asked_for() -> None:
+    clock, engine = JumpingClock(), FakeEngine()
+    provider = RayProvider("ray", engine, RayTerms(adds=(AddedKind(H100, most=2),)), clock)
+    (offering,) = await provider.offerings()
+    await provider.launch("pool-1", offering)
+    engine.obstacle = "max_workers"
+    await provider.launch("pool-2", offering)
+    await clock.advance(PATIENCE_S - 1)
+    assert {one.presence for one in await provider.machines()} == {Presence.PENDING}
+    engine.obstacle = ""  # it had not looked yet
+    assert {one.presence for one in await provider.machines()} == {Presence.PENDING}
+    engine.obstacle = "max_workers"
+    await provider.machines()
+    await clock.advance(PATIENCE_S)
+    first, second = await provider.machines()
+    assert (first.name, first.presence) == ("pool-1", Presence.PENDING)
+    assert (second.presence, second.problem) == (Presence.REFUSED, "max_workers")
+    assert engine.asked == (H100,)
+    await provider.release("pool-2")
+    assert [one.name for one in await provider.machines()] == ["pool-1"]
+
+
+async def test_what_is_added_has_a_price_for_else_it_would_be_kept_for_ever() -> None:
+    engine = FakeEngine(a_machine("m1"), a_machine("g1", type_="h100", devices=8))
+    engine.present["g1"] = replace(engine.present["g1"], cpu=96.0, region="eu-1")
+    adds = (AddedKind(H100),)
+    found = await RayProvider("ray", engine, RayTerms(adds=adds)).offerings()
+    assert {one.id: one.price_h > 0 for one in found} == {
+        "ray/cpu-8c": False, "ray/h100x8-96c": True, "ray/h100x8-96c-eu-1": True,
+    }  # fmt: skip
+    (_, gpu, _) = await RayProvider("ray", engine, RayTerms(None, {"h100": 0.0}, adds)).offerings()
+    assert gpu.price_h == 0.0
+
+
+async def test_what_an_earlier_process_asked_for_is_taken_back_once() -> None:
+    engine = FakeEngine()
+    engine.asked = (H100,)
+    await RayProvider("ray", engine).machines()
+    assert engine.asked == (H100,), "others than it may ask, too"
+    provider = RayProvider("ray", engine, RayTerms(adds=(AddedKind(H100),)))
+    await provider.machines()
+    assert engine.asked == ()
+    engine.asked = (H100,)
+    await provider.machines()
+    assert engine.asked == (H100,), "of another job"
 
 
 async def test_an_engine_that_is_away_is_an_unknown_outcome_and_no_empty_list() -> None:

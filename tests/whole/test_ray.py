@@ -1,5 +1,8 @@
 """`nagara up --cluster` on a real Ray: replicas on its machines, served also without its head."""
 
+import importlib.util
+import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +21,21 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def ray(tmp_path: Path) -> Iterator[RayCluster]:
-    cluster = RayCluster(tmp_path)
+    yield from ended(RayCluster(tmp_path), tmp_path)
+
+
+@pytest.fixture
+def scaled(tmp_path: Path) -> Iterator[RayCluster]:
+    """A cluster whose autoscaler may add one machine."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install 'nagara[cluster]'")
+    from ray_cloud import scaled_cluster
+
+    yield from ended(scaled_cluster(tmp_path, 1, is_v2=True), tmp_path)
+
+
+def ended(cluster: RayCluster, tmp_path: Path) -> Iterator[RayCluster]:
+    """The cluster, which ends with all of its machines after the test."""
     try:
         yield cluster
     finally:
@@ -73,3 +90,55 @@ def test_replicas_run_on_machines_of_ray_and_go_on_without_its_head(
         time.sleep(1.0)  # longer than a lease lasts
     assert up.admin.fold("obedient") == 1
     until(lambda: up.admin.pool()["leased"] == 0, "the slot does not come back")
+
+
+POOL = """
+[pool]
+least_free = {least_free}
+spare_machines = 0
+
+[provider.here]
+kind = "local"
+slots = 4
+
+[provider.cluster]
+kind = "ray"
+address = {address}
+adds = [{{type = "cpu", cpu = 2}}]
+"""
+
+
+@pytest.mark.skipif(
+    not os.environ.get("NAGARA_CLUSTER"), reason="make test-cluster runs it: it takes minutes"
+)
+def test_rays_autoscaler_adds_what_the_plan_wants_and_removes_it_again(
+    up: Any, scaled: RayCluster, state_dir: Path
+) -> None:
+    state = scaled.folder / "added-1"
+    state.mkdir()
+    (state / "tools").symlink_to((state_dir / "tools").resolve())
+    file = scaled.folder / "pool.toml"
+    address = json.dumps(scaled.address)
+    file.write_text(POOL.format(least_free=5, address=address))  # one more than this machine has
+    up.begin("--pool", str(file))
+    up.deploy(up.obedient(snapshot=False))
+
+    def added() -> list[Any]:
+        return [one for one in up.admin.pool()["machines"] if one["provider"] == "cluster"]
+
+    try:
+        until(lambda: any(one["state"] == "ready" for one in added()), "none is added")
+    except AssertionError as error:
+        raise AssertionError(f"{up.admin.pool()}\n{up.admin.pool_plan()}") from error
+    (here,) = (one for one in up.admin.pool()["machines"] if one["provider"] == "local")
+    up.run("pool", "drain", here["name"])
+    status, body, headers = up.get("/obedient/", key=up.admin.add_key("test"))
+    assert (status, body) == (200, b"ready")
+    assert any(headers["x-nagara-replica"] in one.name for one in owned_by(state))
+    assert len(scaled.processes("raylet/raylet")) == 2
+    up.run("pool", "drain", here["name"], "--resume")
+    assert up.end() == 0
+    file.write_text(POOL.format(least_free=0, address=address))
+    up.begin("--pool", str(file))
+    until(lambda: not added(), "it is not given back", 600.0)
+    until(lambda: len(scaled.processes("raylet/raylet")) == 1, "the autoscaler does not remove it")

@@ -16,8 +16,9 @@ from typing import Any
 import click
 
 from nagara.base.errors import UsageError
+from nagara.cli.cluster.address import CLIENT, HEAD, checked_address, head_port
 from nagara.cli.cluster.engine import RayEngine, RaySettings, require_ray
-from nagara.cli.cluster.head import PORT, own_head
+from nagara.cli.cluster.head import own_head
 from nagara.node.mandate import Mandate
 from nagara.node.network.address import is_tcp, socket_path
 from nagara.node.network.client import AgentNetwork
@@ -87,6 +88,10 @@ def wanted(
         )  # fmt: skip
     if cluster is None and any("address" not in one for one in in_ray):
         raise UsageError("the cluster's address is not said", hint="add --cluster ADDRESS")
+    if cluster is not None and head_port(cluster, "--cluster") is None:
+        checked_address(cluster, "--cluster")
+    for table in in_ray if cluster is None else ():
+        checked_address(table["address"], "address")
     if cluster is not None or in_ray:
         require_ray()
     return wish
@@ -147,12 +152,11 @@ async def _engines(
 ) -> Engines | None:
     """How Ray is reached, for each provider of its kind."""
     given = wish.cluster
-    if given is not None and given.partition(":")[0] == "head":
-        port = given.partition(":")[2]
-        if port and not port.isdecimal():
-            raise UsageError(f"{port!r} is no port", where="--cluster", hint="head or head:PORT")
-        given = await asyncio.to_thread(own_head, state, int(port or PORT))
-        click.echo(f"Ray's head serves at {given}; others join: ray start --address={given}")
+    port = None if given is None else head_port(given, "--cluster")
+    if port is not None:
+        given = await asyncio.to_thread(own_head, state, port)
+        click.echo(f"Ray's head serves at {given}, also when nagara has ended; `ray stop` ends it")
+        click.echo(f"other machines join with: ray start --address={given}")
     engines: list[RayEngine] = []
 
     def engine(table: Mapping[str, Any]) -> RayEngine:
@@ -164,7 +168,7 @@ async def _engines(
             port=table.get("port", 0),
             certificates=None if folder is None else str(Path(folder).absolute()),
             state=table.get("state"),
-            leaves_own_out=not address.startswith("ray://"),
+            leaves_own_out=not address.startswith(CLIENT),
         )
         engines.append(opened := RayEngine(settings))
         return opened
@@ -209,8 +213,8 @@ def agent_options(
 
 def _own_cache(cluster: str) -> str | None:
     """This machine as others of a Ray cluster see it, at any port; None: that is not known."""
-    named = cluster.removeprefix("ray://").rpartition(":")[0]
-    elsewhere = named if named not in ("", "head") else "192.0.2.1"  # nobody's, by RFC 5737
+    named = cluster.removeprefix(CLIENT).rpartition(":")[0]
+    elsewhere = named if named not in ("", HEAD) else "192.0.2.1"  # nobody's, by RFC 5737
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             asking.connect((elsewhere, 9))  # sends nothing; the way there decides

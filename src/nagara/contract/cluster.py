@@ -55,6 +55,10 @@ class ClusterEngine(Protocol):
         """Ends the agent; the machine is the engine's again. One that is not lent is no error."""
         ...
 
-    async def ask_for(self, kinds: tuple[MachineKind, ...]) -> None:
-        """What the pool waits for in all: the engine's autoscaler adds it, if it has one."""
+    async def ask_for(self, kinds: tuple[MachineKind, ...]) -> str:
+        """What the pool waits for in all: the engine's autoscaler adds it, if it has one.
+
+        Asked again and again while something is waited for. Returns why nothing is on its way
+        at present, which may change within a minute; empty: something is, or nothing is wanted.
+        """
         ...

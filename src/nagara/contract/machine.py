@@ -59,6 +59,7 @@ class Presence(StrEnum):
 
     PENDING = "pending"
     RUNNING = "running"
+    REFUSED = "refused"  # accepted, and yet it will not come: certainly none was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class ProviderMachine:
     offering: str
     presence: Presence
     address: str = ""  # how its agent is reached; empty for this machine
+    problem: str = ""  # why it is refused
 
 
 class Provider(Protocol):

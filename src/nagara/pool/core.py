@@ -307,8 +307,13 @@ class PoolCore:
             self.table.touch(machine)
         if machine.state is _S.REQUESTED:
             self._move(machine, _E.ACCEPTED, now_s)
-        if machine.state is _S.BOOTING and seen.presence is Presence.RUNNING:
+        if machine.state is not _S.BOOTING:
+            return
+        if seen.presence is Presence.RUNNING:
             self._move(machine, _E.UP, now_s)
+        elif seen.presence is Presence.REFUSED:
+            self.supply.refused(machine.offering.id, seen.problem, now_s)
+            self._move(machine, _E.REFUSED, now_s, seen.problem)
 
     def _may_be_absent(self, machine: Machine, begun_s: float) -> bool:
         if machine.state is _S.REQUESTED or begun_s < machine.since_s:

@@ -2,8 +2,8 @@
 
     REQUESTED ─accepted─▶ BOOTING ─up─▶ CHECKING ─passed─▶ READY ─drain─▶ DRAINING
         │                    │             │                 ▲               │
-        │refused             │overdue      │failed, overdue  ├────resume─────┤
-        ▼                    ▼             ▼                 │               │
+        │refused             │refused,     │failed, overdue  ├────resume─────┤
+        ▼                    ▼overdue      ▼                 │               │
        GONE            RELEASING ◀──────────────────────  DIAGNOSING ◀─diagnose
                          │   ▲                               │failed, overdue│
                   absent ▼   └─────overdue, release───── QUARANTINED ◀──condemn
@@ -57,6 +57,7 @@ TRANSITIONS: dict[tuple[MachineState, MachineEvent], MachineState] = {
     (_S.REQUESTED, _E.OVERDUE): _S.RELEASING,
     (_S.REQUESTED, _E.RELEASE): _S.RELEASING,
     (_S.BOOTING, _E.UP): _S.CHECKING,
+    (_S.BOOTING, _E.REFUSED): _S.RELEASING,
     (_S.BOOTING, _E.OVERDUE): _S.RELEASING,
     (_S.BOOTING, _E.RELEASE): _S.RELEASING,
     (_S.BOOTING, _E.ABSENT): _S.GONE,

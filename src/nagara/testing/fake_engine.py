@@ -13,12 +13,14 @@ class FakeEngine:
         present: the machines by id; a test changes it.
         busy: ids of machines that other jobs use.
         asked: what the autoscaler was last asked for.
+        obstacle: why nothing of that is on its way.
     """
 
     def __init__(self, *machines: EngineMachine) -> None:
         self.present = {one.id: one for one in machines}
         self.busy: set[str] = set()
         self.asked: tuple[MachineKind, ...] = ()
+        self.obstacle = ""
         self.is_reachable = True
 
     async def machines(self) -> tuple[EngineMachine, ...]:
@@ -37,9 +39,10 @@ class FakeEngine:
         if (one := self.present.get(machine)) is not None:
             self.present[machine] = replace(one, lent_as="", address="")
 
-    async def ask_for(self, kinds: tuple[MachineKind, ...]) -> None:
+    async def ask_for(self, kinds: tuple[MachineKind, ...]) -> str:
         self._reach()
         self.asked = kinds
+        return self.obstacle if kinds else ""
 
     def _reach(self) -> None:
         if not self.is_reachable:

@@ -5,6 +5,7 @@ next question; what was asked of it has an unknown outcome then.
 """
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import logging
@@ -14,10 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from nagara.base.errors import UsageError
+from nagara.cli.cluster.address import hint_for
 from nagara.contract.cluster import EngineMachine, MachineKind
 from nagara.contract.machine import NoCapacityError, ProviderError
 
 CONNECT_S, ANSWER_S = 60.0, 60.0
+_CLOSE_S = 5.0
 _LINE_BYTES = 16 << 20
 
 _log = logging.getLogger(__name__)
@@ -60,9 +63,14 @@ class RayEngine:
         self._settings = settings
         self._bridge: _Bridge | None = None
         self._turn = asyncio.Lock()
+        self._is_asking = False  # the autoscaler was asked for something
 
     async def close(self) -> None:
-        """Leaves the cluster as it is."""
+        """Leaves the cluster's machines as they are; what has not come is no longer asked for."""
+        if self._is_asking and self._bridge is not None:
+            with contextlib.suppress(ProviderError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self.ask_for(())
         await self._drop()
 
     async def machines(self) -> tuple[EngineMachine, ...]:
@@ -78,16 +86,17 @@ class RayEngine:
     async def take_back(self, machine: str) -> None:
         await self._call("take_back", machine=machine)
 
-    async def ask_for(self, kinds: tuple[MachineKind, ...]) -> None:
+    async def ask_for(self, kinds: tuple[MachineKind, ...]) -> str:
         bundles = []
         for kind in kinds:
             bundle = {"CPU": kind.cpu}
             if kind.devices:
                 bundle |= {"GPU": float(kind.devices)}
-                if kind.type != "gpu":  # any of a named type will do: a sliver of it is asked for
-                    bundle[f"accelerator_type:{kind.type.upper()}"] = 0.001
+                if kind.type != "gpu":  # a machine has one of its type, however many devices
+                    bundle[f"accelerator_type:{kind.type.upper()}"] = 1.0
             bundles.append(bundle)
-        await self._call("ask_for", bundles=bundles)
+        self._is_asking = bool(bundles)
+        return str(await self._call("ask_for", bundles=bundles))
 
     async def _call(self, call: str, **arguments: Any) -> Any:
         async with self._turn:
@@ -115,11 +124,8 @@ class RayEngine:
             return reply["result"]
         if call == "connect":
             await self._drop()
-            raise self._unclear(
-                f"Ray cannot be reached: {fault['what']}",
-                "a node of the cluster must run here (`ray start --address=HOST:PORT`), or the "
-                "address must be that of a Ray client server: ray://HOST:10001",
-            )
+            hint = hint_for(fault["what"], self._settings.address)
+            raise self._unclear(f"Ray cannot be reached: {fault['what']}", hint)
         if fault["kind"] == "refused":
             raise NoCapacityError(fault["what"], where=self._settings.address)
         raise self._unclear(fault["what"])

@@ -16,7 +16,6 @@ from nagara.base.durable import write_durably
 from nagara.base.errors import NagaraError
 from nagara.node.network.address import split_address
 
-PORT = 6379
 _START_S = 120.0
 _SAID_CHARS = 1000
 
@@ -29,7 +28,7 @@ _SETTINGS = {
 }
 
 
-def own_head(state: Path, port: int = PORT) -> str:
+def own_head(state: Path, port: int) -> str:
     """The address of this machine's head, which is started if there is none. Blocking.
 
     Raises:

@@ -76,6 +76,7 @@ class CommandProvider:
                         offering=f"{self._name}/{one['offering']}",
                         presence=Presence(one.get("presence", "running")),
                         address=str(one.get("address", "")),
+                        problem=str(one.get("problem", "")),
                     )
                 )
             except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -2,14 +2,16 @@
 
 An offering is a kind of machine: as many devices of a type, and cores. Launching one lends
 a machine of that kind that nobody uses; where there is none, and the pool's file says that the
-engine's autoscaler may add such, it is asked to, and the machine is pending until it has come.
-Knows nothing of Ray itself: an adapter does.
+engine's autoscaler may add such, it is asked to, and the machine is pending until it has come. One
+of which nothing is on its way for a while is refused: the last one asked for, as it may be just
+what is too much. Knows nothing of Ray itself: an adapter does.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from nagara.base.clock import Clock, SystemClock
 from nagara.contract.cluster import ClusterEngine, EngineMachine, MachineKind
 from nagara.contract.machine import (
     NoCapacityError,
@@ -18,6 +20,9 @@ from nagara.contract.machine import (
     ProviderMachine,
     Resources,
 )
+
+ADDED_PRICE_H = 1.0
+PATIENCE_S = 20.0  # an autoscaler decides every five seconds, and tells what it does when it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,8 @@ class RayTerms:
 
     Attributes:
         slots: replicas at once on a machine without devices; None: one a core.
-        price_h: of a machine, by its devices' type; others cost nothing.
+        price_h: of a machine, by its devices' type. Others cost nothing, but for a kind that is
+            added: what costs nothing would never be given back.
         adds: what the autoscaler may add.
     """
 
@@ -50,11 +56,21 @@ class RayProvider:
         engine: what reaches it.
     """
 
-    def __init__(self, name: str, engine: ClusterEngine, terms: RayTerms | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: ClusterEngine,
+        terms: RayTerms | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._name = name
         self._engine = engine
         self._terms = terms or RayTerms()
+        self._clock = clock or SystemClock()
         self._pending: dict[str, Offering] = {}  # names whose machines are still to come
+        self._refused: dict[str, ProviderMachine] = {}  # and those that will not
+        self._is_asked = bool(self._terms.adds)  # an earlier process may have asked for something
+        self._stuck_since_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -85,6 +101,7 @@ class RayProvider:
         if not wanted or waiting >= wanted[0].most:
             raise NoCapacityError("no machine of this kind is free", where=offering.id)
         self._pending[name] = offering
+        self._stuck_since_s = None
         try:
             await self._ask()
         except BaseException:
@@ -93,6 +110,7 @@ class RayProvider:
 
     async def release(self, name: str) -> None:
         """Gives the machine back to the engine, or no longer waits for it."""
+        self._refused.pop(name, None)
         if self._pending.pop(name, None) is not None:
             await self._ask()
         for machine in await self._engine.machines():
@@ -104,12 +122,15 @@ class RayProvider:
         machines = await self._engine.machines()
         if self._pending:
             machines = await self._hand_out(machines)
+        if self._pending or self._is_asked:
+            await self._ask()  # another job may have asked for something else meanwhile
         return (
             *(self._listed(one) for one in machines if one.lent_as),
             *(
                 ProviderMachine(name, offering.id, Presence.PENDING)
                 for name, offering in self._pending.items()
             ),
+            *self._refused.values(),
         )
 
     def _listed(self, machine: EngineMachine) -> ProviderMachine:
@@ -121,14 +142,14 @@ class RayProvider:
         for name, offering in list(self._pending.items()):
             if await self._lend(name, offering, machines):
                 del self._pending[name]
+                self._stuck_since_s = None
                 machines = await self._engine.machines()
-                await self._ask()
         return machines
 
     async def _lend(self, name: str, offering: Offering, machines: Iterable[EngineMachine]) -> bool:
         refusal: NoCapacityError | None = None
         for machine in machines:
-            if _is_free(machine) and self._offering(machine).id == offering.id:
+            if _is_free(machine) and self._is_of(machine, offering):
                 try:
                     await self._engine.lend(machine.id, name)
                 except NoCapacityError as error:  # somebody else was quicker
@@ -143,7 +164,28 @@ class RayProvider:
         kinds = []
         for offering in self._pending.values():
             kinds += [a.kind for a in self._terms.adds if self._is_added(a, offering)][:1]
-        await self._engine.ask_for(tuple(kinds))
+        self._is_asked = True
+        obstacle = await self._engine.ask_for(tuple(kinds))
+        self._is_asked = bool(kinds)
+        now_s = self._clock.monotonic_s()
+        if not obstacle or not kinds:
+            self._stuck_since_s = None
+        elif self._stuck_since_s is None:
+            self._stuck_since_s = now_s
+        elif now_s - self._stuck_since_s >= PATIENCE_S:
+            self._stuck_since_s = None
+            name, offering = self._pending.popitem()
+            self._refused[name] = ProviderMachine(
+                name, offering.id, Presence.REFUSED, problem=obstacle
+            )
+            await self._ask()
+
+    def _is_of(self, machine: EngineMachine, offering: Offering) -> bool:
+        """Whether the machine is what was offered; of an added one nobody knew the region."""
+        kind = MachineKind(machine.type, machine.devices, machine.cpu)
+        is_added = any(self._is_added(one, offering) for one in self._terms.adds)
+        somewhere = self._of_kind(kind, self._name).id if is_added else ""
+        return offering.id in (somewhere, self._offering(machine).id)
 
     def _is_added(self, added: AddedKind, offering: Offering) -> bool:
         return self._of_kind(added.kind, self._name).id == offering.id
@@ -160,13 +202,18 @@ class RayProvider:
         size = f"{kind.type}x{kind.devices}" if kind.devices else kind.type
         where = "" if region == self._name else f"-{region}"
         prices = self._terms.price_h or {}
+        alike = (kind.type, kind.devices, round(kind.cpu))
+        is_added = any(
+            alike == (one.kind.type, one.kind.devices, round(one.kind.cpu))
+            for one in self._terms.adds
+        )
         return Offering(
             id=f"{self._name}/{size}-{kind.cpu:.0f}c{where}",
             provider=self._name,
             region=region,
             type=kind.type,
             devices=kind.devices or self._terms.slots or max(1, int(kind.cpu)),
-            price_h=prices.get(kind.type, 0.0),
+            price_h=prices.get(kind.type, ADDED_PRICE_H if is_added else 0.0),
         )
 
 

@@ -1,0 +1,68 @@
+"""Which parts of its files a process has in its page tables: what it will touch again once it has
+been put back. Read from /proc, where the processes are frozen meanwhile. Blocking.
+
+Pages that were written to are not counted: the checkpoint carries them.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_ENTRY_BYTES = 8  # of /proc/PID/pagemap, little-endian: bit 63 present, bit 61 not anonymous
+_OF_FILE = 0xA0  # both bits, in an entry's last byte
+
+
+class Part(NamedTuple):
+    """A part of a file, named by its path as the process sees it."""
+
+    path: str
+    number: int  # of the part, counted in parts of one size
+
+
+def resident_parts(pids: Iterable[int], part_bytes: int) -> list[Part]:
+    """The parts of mapped files that any of the processes has in its page tables, and the first
+    part of whatever else they have mapped or open, each once. What ends meanwhile is left out."""
+    found: dict[Part, None] = {}
+    for pid in pids:
+        try:
+            found |= dict.fromkeys(_mapped(pid, part_bytes))
+            found |= dict.fromkeys(_open(pid))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return list(found)
+
+
+def _mapped(pid: int, part_bytes: int) -> Iterator[Part]:
+    with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:  # noqa: PTH123 - unbuffered
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) < 6 or not fields[5].startswith("/"):
+                continue
+            begin, end = (int(part, 16) for part in fields[0].split("-"))
+            offset, path = int(fields[2], 16), fields[5]
+            yield Part(path, 0)
+            # Parts of the file, each with the addresses that it is mapped at.
+            for number in range(offset // part_bytes, -(-(offset + end - begin) // part_bytes)):
+                first = max(begin, begin + number * part_bytes - offset)
+                last = min(end, begin + (number + 1) * part_bytes - offset)
+                if _is_resident(pagemap.fileno(), first, last):
+                    yield Part(path, number)
+
+
+def _is_resident(pagemap: int, begin: int, end: int) -> bool:
+    count, at = (end - begin) // _PAGE_BYTES, begin // _PAGE_BYTES
+    entries = os.pread(pagemap, count * _ENTRY_BYTES, at * _ENTRY_BYTES)
+    kinds = set(entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES])
+    return any(kind & _OF_FILE == _OF_FILE for kind in kinds)
+
+
+def _open(pid: int) -> Iterator[Part]:
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except OSError:  # closed meanwhile
+            continue
+        if target.startswith("/"):
+            yield Part(target, 0)
