@@ -201,12 +201,15 @@ def load_lower(store: Store, index: ObjectName) -> Node:
     return read_index(store.read(index), is_layer=True)
 
 
-def fetch_metadata(store: Store, image: Image, deadline_s: float | None = None) -> None:
+def fetch_metadata(
+    store: Store, image: Image, deadline_s: float | None = None, *, with_trace: bool = True
+) -> None:
     """Brings index, list and trace here, all at once: each wait is a round trip.
 
     A trace may have been recorded here, and evicted: it is done without.
     """
-    trace = [name for name in (image.trace, image.trace_list) if name is not None]
+    named = (image.trace, image.trace_list) if with_trace else ()
+    trace = [name for name in named if name is not None]
     limit_s = store.deadline(deadline_s)
     wanted = [image.index, image.list, *trace]
     absent = [name for name in wanted if not store.local.has(name)]

@@ -10,6 +10,9 @@
                                                        → {}    begins; `progress` tells
     {"op": "fill", "name", "list", "index", "at_leisure"}
                                                        → {}    fetches all in the order of files
+    {"op": "gather", "name", "wanted": [[object, [chunk, ...]], ...], "distance_s"}
+                                                       → {}    begins; who asks waits for it:
+    {"op": "gathered", "name", "limit_s"}              → {"progress": {...}}
     {"op": "progress", "name"}                         → {"progress": {...}}
     {"op": "forget", "name"}                           → {}    its holder is gone
     {"op": "stats"}                                    → {"tiers": [...]}
@@ -38,7 +41,7 @@ from nagara.image.lazy_layer import socket_address
 from nagara.image.object_files import ObjectFiles
 from nagara.image.prefetch import Prefetcher
 from nagara.image.recorder import Recorder
-from nagara.image.trace import Trace, read_trace, within
+from nagara.image.trace import Trace, parse_objects, read_trace, within
 from nagara.image.tree import Node, walk
 from nagara.image.tree_files import TreeFiles
 from nagara.store.documents import parse_json
@@ -48,7 +51,7 @@ from nagara.store.roots import read_list
 from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
-_LINE_LIMIT = 1 << 20
+_LINE_LIMIT = 16 << 20  # what is to be gathered has a line of its own for each large library
 _PAUSE_S = 0.1
 
 
@@ -134,6 +137,12 @@ class LazyDaemon:
             return {"touches": [[str(name), chunk] for name, chunk in touches]}
         elif operation == "prefetch":
             self._prefetch(request)
+        elif operation == "gather":
+            trace = parse_objects(request["wanted"])
+            self._prefetcher.start_gather(request["name"], trace, _distance_s(request))
+        elif operation == "gathered":
+            progress = self._prefetcher.gathered(request["name"], float(request["limit_s"]))
+            return {"progress": asdict(progress)}
         elif operation == "fill":
             self._fill(request)
         elif operation == "progress":
@@ -151,14 +160,12 @@ class LazyDaemon:
 
     def _prefetch(self, request: dict[str, Any]) -> None:
         trace, listing = parse_name(request["trace"]), parse_name(request["list"])
-        far = request.get("distance_s")
-        distance_s = float(far) if isinstance(far, int | float) else None
 
         def load() -> Trace:
             listed = frozenset(read_list(self._store, listing))
             return within(read_trace(self._store.read(trace)), listed)
 
-        self._prefetcher.start_trace(request["name"], load, distance_s)
+        self._prefetcher.start_trace(request["name"], load, _distance_s(request))
 
     def _fill(self, request: dict[str, Any]) -> None:
         tree = read_index(self._store.read(parse_name(request["index"])))
@@ -167,6 +174,11 @@ class LazyDaemon:
         if request.get("at_leisure") and isinstance(self._files, ObjectFiles):
             quiet_s = self._files.quiet_s
         self._prefetcher.start_fill(request["name"], parse_name(request["list"]), order, quiet_s)
+
+
+def _distance_s(request: dict[str, Any]) -> float | None:
+    far = request.get("distance_s")
+    return float(far) if isinstance(far, int | float) else None
 
 
 def listen_on(path: Path) -> socket.socket:

@@ -36,6 +36,7 @@ from nagara.image.mount_api import mount_overlay_on
 from nagara.image.mounts import MountError, mount_erofs, mount_points, unmount_if_mounted
 from nagara.image.prefetch import Progress, boot_id
 from nagara.image.recorder import Touch
+from nagara.image.trace import Trace, plain_objects
 from nagara.image.tracing import add_recording, wants_recording
 from nagara.store.ledger import Pin
 from nagara.store.local import ObjectFolder
@@ -45,6 +46,7 @@ from nagara.store.store import Store
 
 _log = logging.getLogger(__name__)
 _FORGET_S = 1.0
+_ANSWER_S = 10.0
 _FEW_OBJECTS = 2048  # to look at that many takes some milliseconds
 Method = Literal["overlay", "tree", "checkout"]  # see `probing`
 
@@ -61,6 +63,7 @@ class MountedImage:
     is_lazy: bool
     passing: tuple[Path, ...] = ()  # where what is proven is read past the daemon
     way: str = "local"  # how it is shown: lazy, local, tree, copy
+    is_gathered: bool = False  # see `ImageMounts.gather`
 
     def prepare_upper(self, upper: Path) -> None:
         """An image has nothing to hide."""
@@ -76,6 +79,19 @@ class MountedImage:
     def kept_files(self) -> tuple[Path, ...]:
         """Files of this machine that must stay as they are while it is mounted."""
         return self.layers
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """What a start will read is on its way to this machine.
+
+    `passing`: where what has come is read past the daemon.
+    """
+
+    tenant: str
+    holder: str
+    wanted: Trace
+    passing: tuple[Path, ...]
 
 
 class ImageMounts:
@@ -141,6 +157,7 @@ class ImageMounts:
         *,
         prefer_lazy: bool = False,
         deadline_s: float | None = None,
+        gathering: Gathering | None = None,
     ) -> MountedImage:
         """The layers of an image for `holder`, which pins it until `release`.
 
@@ -150,6 +167,7 @@ class ImageMounts:
         Args:
             prefer_lazy: use the lazy layer even when everything is here.
             deadline_s: until then the index must have come; None: the store's usual limit.
+            gathering: brings what the start reads; then nothing is prefetched or recorded.
 
         Raises:
             StoreError: the index cannot be had.
@@ -161,12 +179,16 @@ class ImageMounts:
         ledger.pin(Pin(holder, tenant, str(image.list)))
         try:
             is_local = not prefer_lazy and ledger.is_complete(tenant, str(image.list), boot_id())
-            fetch_metadata(store, image, deadline_s)
+            fetch_metadata(store, image, deadline_s, with_trace=gathering is None)
             if self._method != "overlay":
                 return self._mount_otherwise(store, tenant, image, holder)
             # Before anything else is fetched: what comes then is right, but not recorded yet.
-            passing = () if is_local else _passing(store, image)
-            if not is_local:
+            if is_local:
+                passing: tuple[Path, ...] = ()
+            elif gathering is not None:
+                passing = gathering.passing
+            else:
+                passing = _passing(store, image)
                 self._serve_lazily(tenant, image, holder)
             self._check(store, tenant, image)
             layer = self._mount_index(store, tenant, image)
@@ -178,7 +200,9 @@ class ImageMounts:
                 image, tenant, holder, (layer,), (store.local.objects,), is_lazy=False
             )
         data = (self.lazy_layer(tenant).path,)
-        return MountedImage(image, tenant, holder, (layer,), data, True, passing, "lazy")
+        return MountedImage(
+            image, tenant, holder, (layer,), data, True, passing, "lazy", gathering is not None
+        )
 
     def mount_at(
         self,
@@ -203,6 +227,30 @@ class ImageMounts:
             empty.mkdir(exist_ok=True)
             lower.append(empty)
         mount_overlay_on(lower, target, data=data, upper=upper, work=work)
+
+    def gather(self, tenant: str, holder: str, wanted: Trace) -> Gathering | None:
+        """Begins to fetch what a start is known to read of its images, in this order; None when
+        all of it is here, or this machine shows images otherwise."""
+        store = self.store(tenant)
+        missing = tuple(each for each in wanted.objects if not store.local.has(each[0]))
+        if not missing or self._method != "overlay" or not store.transfer.tiers:
+            return None
+        # Before anything comes: that is right, but not recorded yet.
+        is_passed = store.local.is_all_proven(_FEW_OBJECTS)
+        passing = (store.local.objects,) if is_passed else ()
+        gathering = Gathering(tenant, holder, Trace(missing), passing)
+        lazy = self._served_layer(tenant)
+        request = {"op": "gather", "name": holder, "wanted": plain_objects(gathering.wanted)}
+        self._try(lazy, {**request, "distance_s": store.transfer.distance_s})
+        return gathering
+
+    def gathered(self, gathering: Gathering, limit_s: float) -> Progress:
+        """Waits until all has come, unless that would take longer than `limit_s`; what has come
+        by then. Raises `DaemonError`."""
+        request = {"op": "gathered", "name": gathering.holder, "limit_s": limit_s}
+        lazy = self.lazy_layer(gathering.tenant)
+        found = lazy.ask(request, time_limit_s=limit_s + _ANSWER_S)
+        return Progress(**found["progress"])
 
     def release(self, holder: str) -> None:
         """The holder needs its image no more: pins go, and mounts that nobody else needs."""
@@ -277,10 +325,7 @@ class ImageMounts:
         Raises `MountError`, `DaemonError`.
         """
         if self._method == "overlay":
-            lazy = self.lazy_layer(tenant)
-            lazy.ensure()
-            if self._supervise:
-                lazy.supervise()
+            self._served_layer(tenant)
 
     def pins(self) -> list[Pin]:
         """Who holds what."""
@@ -293,9 +338,7 @@ class ImageMounts:
         """
         lazy = self.lazy_layer(tenant)
         if lazy.is_mounted():
-            lazy.ensure()
-            if self._supervise:
-                lazy.supervise()
+            self._served_layer(tenant)
 
     def take_down_unneeded(self) -> None:
         """Takes down what nobody holds: mounts of indexes, lazy layers and their daemons."""
@@ -317,10 +360,7 @@ class ImageMounts:
             store.close()
 
     def _serve_lazily(self, tenant: str, image: Image, holder: str) -> None:
-        lazy = self.lazy_layer(tenant)
-        lazy.ensure()
-        if self._supervise:
-            lazy.supervise()
+        lazy = self._served_layer(tenant)
         if image.trace is not None:
             request = {"op": "prefetch", "name": holder, "trace": str(image.trace)}
             request |= {"list": str(image.list)}
@@ -328,6 +368,13 @@ class ImageMounts:
             self._try(lazy, {**request, "distance_s": distance_s})
         if wants_recording(image):
             self._try(lazy, {"op": "record", "name": holder, "list": str(image.list)})
+
+    def _served_layer(self, tenant: str) -> LazyLayer:
+        lazy = self.lazy_layer(tenant)
+        lazy.ensure()
+        if self._supervise:
+            lazy.supervise()
+        return lazy
 
     def _mount_otherwise(
         self, store: Store, tenant: str, image: Image, holder: str

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from nagara.base.errors import NagaraError
 from nagara.base.linux import MNT_DETACH, MS_NODEV, MS_NOSUID, MS_RDONLY, mount, unmount
+from nagara.image.xattrs import REDIRECT
+from nagara.store.errors import BadNameError
+from nagara.store.names import ObjectName, parse_name
 
 # A mount(2) call passes its options in one page.
 _OPTIONS_LIMIT_BYTES = 4095
@@ -71,6 +74,20 @@ def unmount_if_mounted(target: Path) -> bool:
             raise MountError(f"cannot be unmounted: {error.strerror}", where=str(target)) from error
         unmount(target, MNT_DETACH)
     return True
+
+
+def object_behind(layers: Sequence[Path], path: str) -> ObjectName | None:
+    """The object that has the content of a file in a stack of mounted indexes, the topmost first;
+    None for what has none: small files, and what is not in the image."""
+    for layer in layers:
+        try:
+            target = os.getxattr(layer / path.lstrip("/"), REDIRECT, follow_symlinks=False)
+            return parse_name(os.fsdecode(target).removeprefix("/"))
+        except FileNotFoundError:
+            continue
+        except (OSError, BadNameError):
+            return None
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ AT_ONCE = 32
 _PATIENCE_S = 300.0
 # What fills an image at leisure: two threads, once no reader had to wait for so long.
 _AT_LEISURE, _QUIET_S, _STARVED_S, _NICE = 2, 3.0, 10.0, 15
+# What a start waits for: few and long reads. Its pace is known after a moment.
+_GATHERING, _PACE_S = 8, 0.5
 # Little more than the line holds is asked for at a time: what is needed first then comes first.
 # A line of 250 MB/s, twice; and something to work on where there is no distance.
 _LINE_BYTES_S = 500e6
@@ -44,7 +46,8 @@ _WORTH = 0.4
 class Progress:
     """How far a job is.
 
-    `left` counts objects, and single chunks of large ones; `error` is the first one.
+    `left` counts objects, and single chunks of large ones; `left_bytes` is known of what is
+    gathered alone; `error` is the first one.
     """
 
     objects: int = 0
@@ -52,6 +55,7 @@ class Progress:
     left: int = 0
     error: str | None = None
     is_running: bool = False
+    left_bytes: int = 0
 
 
 _Work = tuple[int, Callable[[], None]]  # so many bytes, and what fetches them
@@ -63,10 +67,18 @@ class _Job:
     def __init__(self, name: str) -> None:
         self.name = name
         self.progress = Progress(is_running=True)
+        self.begun_s = time.monotonic()
+        self.ended = threading.Event()
         self._lock = threading.Lock()
 
     def add(
-        self, *, objects: int = 0, size: int = 0, left: int = 0, error: str | None = None
+        self,
+        *,
+        objects: int = 0,
+        size: int = 0,
+        left: int = 0,
+        left_bytes: int = 0,
+        error: str | None = None,
     ) -> None:
         with self._lock:
             now = self.progress
@@ -75,12 +87,14 @@ class _Job:
                 objects=now.objects + objects,
                 bytes=now.bytes + size,
                 left=now.left + left,
+                left_bytes=now.left_bytes + left_bytes,
                 error=now.error or error,
             )
 
     def end(self) -> None:
         with self._lock:
             self.progress = replace(self.progress, is_running=False)
+        self.ended.set()
 
 
 class Prefetcher:
@@ -118,6 +132,28 @@ class Prefetcher:
         """
         self._begin(name, lambda job: self._fill(job, list_name, first, quiet_s))
 
+    def start_gather(self, name: str, wanted: Trace, distance_s: float | None = None) -> None:
+        """Begins to fetch what a trace names, in its order: who asked waits for all of it.
+
+        Args:
+            distance_s: as with `start_trace`.
+        """
+        gate = ByteBudget(at_once_bytes(distance_s))
+        self._begin(name, lambda job: self._gather(job, wanted, gate))
+
+    def gathered(self, name: str, limit_s: float) -> Progress:
+        """Waits for the end of a job, unless at its pace so far it would not end within `limit_s`
+        from now."""
+        job = self._jobs.get(name)
+        if job is None:
+            return Progress()
+        until_s = time.monotonic() + limit_s
+        while not job.ended.wait(min(_PACE_S, max(0.0, until_s - time.monotonic()))):
+            now, now_s = job.progress, time.monotonic()
+            if now.left_bytes * (now_s - job.begun_s) > now.bytes * (until_s - now_s):
+                break
+        return job.progress
+
     def progress(self, name: str) -> Progress:
         """Of a job; all zeros for an unknown one."""
         job = self._jobs.get(name)
@@ -153,6 +189,28 @@ class Prefetcher:
                 begun.result()
             # What a pack did not bring (it failed, or was cut) comes singly.
             list(pool.map(lambda each: self._one(job, each), packed))
+
+    def _gather(self, job: _Job, wanted: Trace, gate: ByteBudget) -> None:
+        """Fetches what a trace names; returns when all was tried."""
+        has = self._store.local.has
+        here = {each: has(each) for each, _ in wanted.objects}
+        touches = [(each, chunk) for each, chunk in touches_of(wanted) if not here[each]]
+        sizes = [_touched_bytes(each, chunk) for each, chunk in touches]
+        job.add(left=len(touches), left_bytes=sum(sizes))
+        with ThreadPoolExecutor(_GATHERING, "gather") as pool:
+            begun = []
+            for (each, chunk), size in zip(touches, sizes, strict=True):
+                fetch = partial(self._gather_one, job, each, chunk, size)
+                begun.append(self._begin_one(pool, gate, size, fetch))
+            for one in begun:
+                one.result()
+
+    def _gather_one(self, job: _Job, name: ObjectName, chunk: int, size: int) -> None:
+        if name.is_chunked:
+            self._chunk(job, name, chunk, is_new=chunk == 0, is_cached=True)
+        else:
+            self._one(job, name)
+        job.add(left_bytes=-size)
 
     def _fill(
         self,
@@ -259,14 +317,17 @@ class Prefetcher:
 
         self._tried(job, fetch)
 
-    def _chunk(self, job: _Job, name: ObjectName, index: int, *, is_new: bool) -> None:
-        """A chunk of a large object; `is_new`: the first of it."""
+    def _chunk(
+        self, job: _Job, name: ObjectName, index: int, *, is_new: bool, is_cached: bool = False
+    ) -> None:
+        """A chunk of a large object; `is_new`: the first of it; `is_cached`: its file will be
+        read itself."""
 
         def fetch() -> None:
             start = index * CHUNK_BYTES
             reader = self._store.open(name, _deadline())
             if not reader.is_here(start, 1):
-                reader.need(start, 1, _deadline())
+                reader.need(start, 1, _deadline(), is_cached=is_cached)
                 job.add(objects=int(is_new), size=min(CHUNK_BYTES, name.size - start))
 
         self._tried(job, fetch)
@@ -279,6 +340,10 @@ class Prefetcher:
             job.add(error=str(error))
         finally:
             job.add(left=-1)
+
+
+def _touched_bytes(name: ObjectName, chunk: int) -> int:
+    return min(CHUNK_BYTES, name.size - chunk * CHUNK_BYTES) if name.is_chunked else name.size
 
 
 def _until_quiet(quiet_s: Callable[[], float]) -> None:

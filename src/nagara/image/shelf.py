@@ -32,8 +32,6 @@ from nagara.image.images import Image, image_from
 from nagara.image.index import build_index
 from nagara.image.index_reader import read_index
 from nagara.image.prefetch import boot_id, check_complete
-from nagara.image.recorder import Touch
-from nagara.image.tracing import with_recording
 from nagara.image.tree import INLINE_LIMIT_BYTES, Node, new_folder, walk
 from nagara.store.collecting import BrokenRootError, alive_in_local
 from nagara.store.errors import AbsentError, CorruptError, StoreError
@@ -193,14 +191,15 @@ class Shelf:
         """Puts the root in place, at once."""
         write_root(self.local, shelved.to_root(self.kind))
 
-    def record(self, name: str, touches: Iterable[Touch], *, is_partial: bool = False) -> Shelved:
-        """Makes what a reader touched, in its order, part of the image's trace."""
+    def describe(self, name: str, about: Mapping[str, Any]) -> bool:
+        """Lets its owner know something else about an image; False if it is not here any more."""
         with self._alone():
-            shelved = self.read(name)
-            traced = with_recording(self.store, shelved.image, touches, is_partial=is_partial)
-            shelved = replace(shelved, image=traced)
-            self.write(shelved)
-        return shelved
+            try:
+                shelved = self.read(name)
+            except AbsentError:
+                return False
+            self.write(replace(shelved, about=about))
+        return True
 
     def undo(self, noted: Iterable[str]) -> None:
         """Removes what an interrupted `put` has brought and nothing else needs."""

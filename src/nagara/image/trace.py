@@ -47,6 +47,9 @@ class Trace:
     packs: tuple[Pack, ...] = ()
 
 
+NO_TRACE = Trace(())
+
+
 def from_touches(touches: Iterable[Touch]) -> Trace:
     """A trace of one recording: each touch once, where it came first."""
     found: list[tuple[ObjectName, list[int]]] = []
@@ -98,11 +101,27 @@ def plan_packs(trace: Trace) -> list[list[ObjectName]]:
     return [pack for pack in packs if len(pack) > 1]
 
 
+def plain_objects(trace: Trace) -> list[Any]:
+    """What to fetch, in order, as JSON values."""
+    return [[str(name), list(chunks)] for name, chunks in trace.objects]
+
+
+def parse_objects(plain: Iterable[Any]) -> Trace:
+    """The inverse of `plain_objects`. Raises `BadTraceError` for anything else."""
+    try:
+        objects = tuple(_object(entry) for entry in plain)
+    except (ValueError, KeyError, TypeError, AttributeError, BadNameError) as error:
+        raise BadTraceError(f"is no trace: {type(error).__name__}: {error}"[:200]) from error
+    if len(objects) > _COUNT_LIMIT:
+        raise BadTraceError("names too many objects")
+    return Trace(objects)
+
+
 def write_trace(trace: Trace) -> bytes:
     """The stored form."""
     document = {
         "version": VERSION,
-        "objects": [[str(name), list(chunks)] for name, chunks in trace.objects],
+        "objects": plain_objects(trace),
         "packs": [
             {"object": str(pack.name), "members": [[str(n), at] for n, at in pack.members]}
             for pack in trace.packs
@@ -119,13 +138,10 @@ def read_trace(raw: bytes) -> Trace:
         document = parse_json(raw)
         if document["version"] != VERSION:
             raise BadTraceError(f"has version {document['version']!r}")
-        objects = tuple(_object(entry) for entry in document["objects"])
         packs = tuple(_pack(entry) for entry in document["packs"])
+        return replace(parse_objects(document["objects"]), packs=packs)
     except (ValueError, KeyError, TypeError, AttributeError, BadNameError) as error:
         raise BadTraceError(f"is no trace: {type(error).__name__}: {error}"[:200]) from error
-    if len(objects) > _COUNT_LIMIT:
-        raise BadTraceError("names too many objects")
-    return Trace(objects, packs)
 
 
 def _object(entry: Sequence[Any]) -> tuple[ObjectName, tuple[int, ...]]:

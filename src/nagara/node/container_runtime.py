@@ -169,8 +169,7 @@ class ContainerRuntime:
         waterfall: Waterfall,
     ) -> Running:
         with waterfall.stage("files", "root"):
-            preparing = self.trees.prepare(folder, spec, is_restore=True)
-            tree, _ = await both(preparing, in_thread(self._snapshots.mount, folder, snapshot))
+            tree = await self._show_snapshot(folder, spec, snapshot)
             reach("restore.image")
             frozen = await self._layers.mount(snapshot)
             reach("restore.layer")
@@ -210,6 +209,17 @@ class ContainerRuntime:
             running.host_parts = host_parts(await telling, launch.passed_s, hooks.passed_s)
             undo.pop_all()
         return running
+
+    async def _show_snapshot(
+        self, folder: ReplicaFolder, spec: ReplicaSpec, snapshot: Snapshot
+    ) -> Tree:
+        """Mounts the snapshot, and gives the tree that belongs to it."""
+        gathering = await in_thread(self._snapshots.gather, folder, snapshot)
+        known = gathering if snapshot.record.touches.objects else None
+        preparing = self.trees.prepare(folder, spec, is_restore=True, gathering=known)
+        mounting = in_thread(self._snapshots.mount, folder, snapshot, gathering)
+        tree, _ = await both(preparing, mounting)
+        return tree
 
     def _facts(self, folder: ReplicaFolder) -> Path | None:
         """What the tool is shown of the kernel, unless it needs something of the machine's /run."""

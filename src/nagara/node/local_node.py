@@ -389,7 +389,9 @@ class LocalNode:
             )
             with waterfall.stage("canary"):
                 await self._snapshots.check_answer(replica.running, spec, snapshot)
-                rest = await self._snapshots.count_success(snapshot, replica.name)
+                rest = await self._snapshots.count_success(
+                    snapshot, replica.folder, replica.running
+                )
                 reach("restore.answered")
             self._leisure.begin(rest)
         except (NagaraError, OSError) as error:

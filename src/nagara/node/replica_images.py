@@ -36,11 +36,11 @@ from nagara.image.file_memory import FileMemory
 from nagara.image.images import Added, Image, find_image, image_from, list_images, remove_image
 from nagara.image.lazy_layer import DaemonError
 from nagara.image.model_import import import_model
-from nagara.image.mounting import ImageMounts, MountedImage, data_layers
+from nagara.image.mounting import Gathering, ImageMounts, MountedImage, data_layers
 from nagara.image.mounts import mount_points
 from nagara.image.recorder import Touch
 from nagara.image.sources import import_image, memory_path, parse_source
-from nagara.image.trace import read_trace
+from nagara.image.trace import read_trace, touches_of
 from nagara.image.tracing import wants_recording
 from nagara.node.far_images import far_image
 from nagara.node.files_read import difference, touched_bytes, with_recorded
@@ -65,6 +65,7 @@ class ReplicaImages:
     mounted: tuple[MountedImage, ...]
     kind: str
     before: tuple[TierRead, ...] = ()  # what the tenant's daemon had fetched until then
+    gathering: Gathering | None = None
 
     @property
     def image(self) -> Image:
@@ -234,25 +235,36 @@ class NodeImages:
                 )  # fmt: skip
         return image
 
-    def mount(self, replica: str, spec: ReplicaSpec, *, is_restore: bool) -> ReplicaImages:
+    def mount(
+        self,
+        replica: str,
+        spec: ReplicaSpec,
+        *,
+        is_restore: bool,
+        gathering: Gathering | None = None,
+    ) -> ReplicaImages:
         """Mounts image and models for a replica, which holds them until `release`.
 
         A first plain start reads through the daemon even if all is here: it notes what is read.
-        Raises `BadImageError`, or what the mount failed of.
+        What `gathering` brings, nothing else does. Raises `BadImageError`, or what the mount
+        failed of.
         """
+        # Before anything is fetched: this start's part is the difference.
+        before = () if gathering is None else self._tiers(spec.tenant)
         image = self.find(spec)
         mounts = self.opened()
         store = mounts.store(spec.tenant)
         models = [self._model_image(store, model) for model in spec.models]
         wanted = [*models, image]
         prefer_lazy = not is_restore and image.starts == 0
-        mounted = self._mounted(mounts, replica, spec.tenant, wanted, prefer_lazy=prefer_lazy)
+        mounted = self._mounted(replica, spec.tenant, wanted, prefer_lazy, gathering)
         if len({each.is_lazy for each in mounted}) > 1:
             # One data layer for all: what is looked up in two would be verified by neither.
-            mounted = self._mounted(mounts, replica, spec.tenant, wanted, prefer_lazy=True)
+            mounted = self._mounted(replica, spec.tenant, wanted, True, gathering)
         kind = spec.image.partition(":")[0]
-        before = self._tiers(spec.tenant) if any(each.is_lazy for each in mounted) else ()
-        return ReplicaImages(tuple(mounted), kind, before)
+        if gathering is None and any(each.is_lazy for each in mounted):
+            before = self._tiers(spec.tenant)
+        return ReplicaImages(tuple(mounted), kind, before, gathering)
 
     def _far_image(self, store: Store, name: str) -> Image | None:
         """From the zone, whose machines could as well order us to run something: what they have
@@ -263,13 +275,18 @@ class NodeImages:
         return image
 
     def _mounted(
-        self, mounts: ImageMounts, replica: str, tenant: str, wanted: list[Image], *,
+        self,
+        replica: str,
+        tenant: str,
+        wanted: list[Image],
         prefer_lazy: bool,
-    ) -> list[MountedImage]:  # fmt: skip
+        gathering: Gathering | None,
+    ) -> list[MountedImage]:
+        mounts = self.opened()
         holders = [f"{self.holder(replica)}{number}" for number in range(len(wanted))]
         try:
             return [
-                mounts.mount(tenant, image, holder, prefer_lazy=prefer_lazy)
+                mounts.mount(tenant, image, holder, prefer_lazy=prefer_lazy, gathering=gathering)
                 for image, holder in zip(wanted, holders, strict=True)
             ]
         except BaseException:
@@ -288,7 +305,10 @@ class NodeImages:
             return with_recorded(files, recorded), lambda: None
         touched = {each.holder: self._touched(each) for each in images.mounted}
         reads = [touch for touches in touched.values() for touch in touches or ()]
-        progress = [self.opened().progress(each) for each in images.mounted]
+        if images.gathering is None:
+            progress = [self.opened().progress(each) for each in images.mounted]
+        else:
+            progress = [self.opened().gathered(images.gathering, 0.0)]
         is_counted = all(touches is not None for touches in touched.values()) and not any(
             each.passing for each in images.mounted
         )
@@ -308,7 +328,9 @@ class NodeImages:
         return report, lambda: self._afterwards(images, touched)
 
     def _recorded(self, images: ReplicaImages, tenant: str) -> list[Touch]:
-        """What recorded starts of these images have touched."""
+        """What is known of what such starts touch."""
+        if images.gathering is not None:
+            return list(touches_of(images.gathering.wanted))
         found: list[Touch] = []
         for each in images.mounted:
             trace = each.image.trace
@@ -338,7 +360,7 @@ class NodeImages:
                 _log.warning("%s: its trace is not kept: %s", each.image.name, error)
 
     def _touched(self, mounted: MountedImage) -> list[Touch] | None:
-        if not wants_recording(mounted.image):
+        if mounted.is_gathered or not wants_recording(mounted.image):
             return None
         try:
             return self.opened().touches(mounted)

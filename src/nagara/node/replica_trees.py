@@ -4,7 +4,8 @@ It knows the differences between the two, so that the runtime need not. Belongs 
 loop; whatever waits for a disk or a daemon goes through a worker thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from nagara.contract.node import NodeError
 from nagara.contract.replica import FilesReport, ModelMount, ReplicaSpec
 from nagara.image.host import HostImage
 from nagara.image.mount_api import mount_overlay_on
-from nagara.image.mounts import mount_overlay
+from nagara.image.mounting import Gathering
+from nagara.image.mounts import mount_overlay, object_behind
+from nagara.image.trace import NO_TRACE, Trace, from_touches
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_images import (
@@ -23,6 +26,8 @@ from nagara.node.replica_images import (
 )
 from nagara.node.run_settings import SYSTEM_PATH, RunSettings, run_settings
 from nagara.sandbox.bundle import Bind
+from nagara.snapshot.resident import Part
+from nagara.store.names import ObjectName
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +79,15 @@ class ReplicaTrees:
         self._needed = host.bound_folders()
         self._shown: dict[str, Tree] = {}
 
-    async def prepare(self, replica: ReplicaFolder, spec: ReplicaSpec, *, is_restore: bool) -> Tree:
-        """The tree for a replica, which holds it until `release`.
+    async def prepare(
+        self,
+        replica: ReplicaFolder,
+        spec: ReplicaSpec,
+        *,
+        is_restore: bool,
+        gathering: Gathering | None = None,
+    ) -> Tree:
+        """The tree for a replica, which holds it until `release`; `gathering` brings its contents.
 
         Raises:
             NodeError: the image or a model is not there.
@@ -86,7 +98,9 @@ class ReplicaTrees:
                 self._host.prepare_upper(replica.upper)
         else:
             mount = self.images.mount
-            images = await in_thread(mount, replica.name, spec, is_restore=is_restore)
+            images = await in_thread(
+                mount, replica.name, spec, is_restore=is_restore, gathering=gathering
+            )
             run = run_settings(images.image)
             tree = Tree(images.layers, images.data_layers, (), run, images)
         self._shown[replica.name] = tree
@@ -130,6 +144,25 @@ class ReplicaTrees:
             return self.images.weights(spec)
         folders = (self._models / model.name for model in spec.models)
         return [path for folder in folders for path in folder.glob("*.safetensors")]
+
+    def touches(self, replica: ReplicaFolder, parts: Iterable[Part]) -> Trace:
+        """The objects behind parts of a replica's files, of a chunk each, what is small first:
+        large ones are mostly weights, which are read after all else. Blocking.
+
+        What lies in the replica's own layer, or comes from the machine's tree, has none.
+        """
+        tree = self._shown.get(replica.name)
+        if tree is None or (images := tree.images) is None:
+            return NO_TRACE
+        found = defaultdict[ObjectName, list[int]](list)
+        for path, number in parts:
+            own = replica.upper / path.lstrip("/")
+            if own.exists() or own.is_symlink():
+                continue
+            if (name := object_behind(images.layers, path)) is not None:
+                found[name].append(number if name.is_chunked else 0)
+        by_bytes = sorted(found.items(), key=lambda entry: (entry[0].is_chunked, len(entry[1])))
+        return from_touches((name, number) for name, numbers in by_bytes for number in numbers)
 
     def machine_folders(self, spec: ReplicaSpec) -> Sequence[Path] | None:
         """Folders of the machine that a replica sees at the same paths; None: nothing of it."""

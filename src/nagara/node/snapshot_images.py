@@ -4,20 +4,20 @@ A restore reads the memory through one read-only overlay: the image's index over
 own objects when all are here, else over the daemon that fetches them. Blocking: worker threads.
 """
 
-import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
+from nagara.base.units import format_bytes
 from nagara.image.images import Image
 from nagara.image.lazy_layer import DaemonError
-from nagara.image.mounting import MountedImage
+from nagara.image.mounting import Gathering, MountedImage
 from nagara.image.mounts import unmount_if_mounted
 from nagara.image.shelf import Fault, Shelf
-from nagara.image.tracing import wants_recording
+from nagara.image.trace import Trace
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_images import NodeImages
 from nagara.node.sealing import Sealing, memory_folder, mount_memory, unmount_memory
@@ -30,6 +30,7 @@ from nagara.store.roots import read_list
 
 _log = logging.getLogger(__name__)
 _SMALL_BYTES = 1 << 20
+_MOMENT_S = 2.0  # for so long a start waits for all of it
 _INDEX_S = 10.0  # so long a start waits for a tier that has begun to answer and does not go on
 _ASKED = 4  # of many objects that are not here
 
@@ -103,26 +104,57 @@ class SnapshotImages:
         names.sort(key=lambda name: (name.size == layer_bytes, name.size))
         return [(store.local.path(name), name.size) for name in names]
 
-    def mount(self, folder: ReplicaFolder, snapshot: Snapshot) -> MountedImage:
-        """Shows the snapshot at `folder.snapshot`, and its memory where `memory_of` says; fetching
-        has begun of what is not here.
+    def gather(self, folder: ReplicaFolder, snapshot: Snapshot) -> Gathering | None:
+        """Begins to fetch what is not here of the snapshot, and then what its memory maps of image
+        and models; None when all of it is here.
+
+        Raises `MountError`, `StoreError`, OSError.
+        """
+        names = read_list(self.shelf(snapshot.tenant).store, snapshot.image.list)
+        names.sort(key=lambda name: name.size)
+        own = tuple((name, tuple(range(name.chunk_count * name.is_chunked))) for name in names)
+        wanted = Trace((*own, *snapshot.record.touches.objects))
+        return self._images.opened().gather(snapshot.tenant, self._holder(folder.name), wanted)
+
+    def mount(
+        self, folder: ReplicaFolder, snapshot: Snapshot, gathering: Gathering | None
+    ) -> MountedImage:
+        """Shows the snapshot at `folder.snapshot`, and its memory where `memory_of` says.
+
+        What comes within a moment is waited for: read as files of this machine it takes less than
+        through the daemon. What takes longer is read while it comes.
 
         Raises `MountError`, `StoreError`, OSError.
         """
         mounts = self._images.opened()
         holder = self._holder(folder.name)
         deadline_s = time.monotonic() + _INDEX_S
-        mounted = mounts.mount(snapshot.tenant, snapshot.image, holder, deadline_s=deadline_s)
+        if gathering is not None:
+            self._await(gathering)
+        mounted = mounts.mount(
+            snapshot.tenant, snapshot.image, holder, deadline_s=deadline_s, gathering=gathering
+        )
         folder.snapshot.mkdir(exist_ok=True)
         mounts.mount_at(mounted, folder.snapshot)
         if mounted.is_lazy:
             self._lazy[folder.name] = mounted
-            mounts.fill(mounted)  # the tool reads all of it: nothing waits to be touched first
+            if gathering is None:
+                mounts.fill(mounted)
         if snapshot.record.sealed_by is not None:
             mount_memory(folder.opened)
             for path in sorted((folder.snapshot / MEMORY).iterdir()):
                 self._open(snapshot, f"{MEMORY}/{path.name}", path, folder.opened / path.name)
         return mounted
+
+    def _await(self, gathering: Gathering) -> None:
+        try:
+            found = self._images.opened().gathered(gathering, _MOMENT_S)
+        except DaemonError as error:  # another one is coming, which fetches what is read
+            _log.warning("a snapshot is read as it comes: %s", error)
+        else:
+            _log.debug("%s have come, %s are to come",
+                format_bytes(found.bytes), format_bytes(found.left_bytes),
+            )  # fmt: skip
 
     def _open(self, snapshot: Snapshot, inside: str, sealed: Path, target: Path) -> None:
         try:
@@ -147,21 +179,15 @@ class SnapshotImages:
         except DaemonError as error:
             return str(error)
 
-    def afterwards(self, replica: str) -> Callable[[], None]:
-        """What is left to do, at leisure, about a snapshot that came from another tier."""
-        return functools.partial(self._keep_touches, self._lazy.pop(replica, None))
-
-    def _keep_touches(self, mounted: MountedImage | None) -> None:
-        """The order in which it was read is that in which the next machine fetches it."""
-        if mounted is None or not wants_recording(mounted.image):
+    def afterwards(self, replica: str) -> None:
+        """At leisure: the next start here needs no daemon for what came from another tier."""
+        mounted = self._lazy.pop(replica, None)
+        if mounted is None:
             return
         try:
-            touches = self._images.opened().touches(mounted)
-            shelf, is_partial = self.shelf(mounted.tenant), bool(mounted.passing)
-            if touches or is_partial:
-                shelf.record(mounted.image.name, touches, is_partial=is_partial)
+            self._images.opened().fill(mounted, at_leisure=True)
         except (NagaraError, OSError) as error:
-            _log.warning("%s: its trace is not kept: %s", mounted.image.name, error)
+            _log.warning("%s: is not kept: %s", mounted.image.name, error)
 
     @contextmanager
     def layer(self, snapshot: Snapshot, scratch: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nagara import __version__
-from nagara.base.errors import UsageError
+from nagara.base.errors import NagaraError, UsageError
 from nagara.base.units import format_bytes
 from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec, SnapshotStatus
 from nagara.node.asking import canary_answer
@@ -32,6 +32,7 @@ from nagara.snapshot.device.replica import save_device
 from nagara.snapshot.errors import BadSnapshotError, CaptureError, SnapshotError
 from nagara.snapshot.levelling import LEVEL, levelled_variant
 from nagara.snapshot.processes import processes_of
+from nagara.snapshot.resident import resident_parts
 from nagara.snapshot.variant import (
     HostFacts,
     NoneFits,
@@ -42,6 +43,7 @@ from nagara.snapshot.variant import (
 )
 from nagara.snapshot.vector_use import users_of_avx512
 from nagara.store.errors import StoreError
+from nagara.store.names import CHUNK_BYTES
 
 _QUIET_S = 10.0
 _TOLD = 1000  # of all snapshots: they must fit into one message
@@ -186,13 +188,32 @@ class NodeSnapshots:
                 where=snapshot.name,
             )
 
-    async def count_success(self, snapshot: Snapshot, replica: str) -> Callable[[], None]:
+    async def count_success(
+        self, snapshot: Snapshot, folder: ReplicaFolder, running: Running
+    ) -> Callable[[], None]:
         """Takes note of a replica put back: only failures in a row put a snapshot aside.
 
         Returns what is left to do at leisure.
         """
         await in_thread(self.catalog.forgive, snapshot)
-        return self._images.afterwards(replica)
+
+        def rest() -> None:
+            self._images.afterwards(folder.name)
+            if not snapshot.record.touches.objects:
+                self._keep_touches(snapshot, folder, running.pid)
+
+        return rest
+
+    def _keep_touches(self, snapshot: Snapshot, folder: ReplicaFolder, pid: int) -> None:
+        """What the first replica put back had to read of its files is what another machine fetches
+        first."""
+        try:
+            parts = resident_parts(processes_of(pid), CHUNK_BYTES)
+            touches = self._runtime.trees.touches(folder, parts)
+            if touches.objects and self.catalog.keep_touches(snapshot, touches):
+                self._published()
+        except (NagaraError, OSError) as error:  # it has ended meanwhile: the next one tells
+            _log.info("%s: what it reads is not known yet: %s", snapshot.app, error)
 
     async def count_failure(self, snapshot: Snapshot, error: SnapshotError) -> None:
         """Takes note of a failed restore; a snapshot at fault twice in a row is set aside."""

@@ -161,13 +161,13 @@ class NodeZone:
         there = tier_entries(shelf, tier, app, store.deadline(None))
         for snapshot in snapshots:
             name, entry = _root_name(snapshot), far_entry(snapshot)
-            if name in there or not store.local.folder.ledger.is_complete(
+            if there.get(name) == entry or not store.local.folder.ledger.is_complete(
                 store.local.tenant, str(snapshot.image.list), boot_id()
             ):
                 continue
             moved = push_shelved(shelf, tier, as_shelved(snapshot), app, entry)
             _log.info("%s: brought %d objects to %s", name, moved.moved_objects, tier.name)
-            for old in _replaced(there, entry):
+            for old in _replaced(there, name, entry):
                 withdraw(shelf, tier, old, app)
 
     def _list(self, tenant: str) -> None:
@@ -196,11 +196,12 @@ def _root_name(snapshot: Snapshot) -> str:
     return root_name(snapshot.app, snapshot.record.key, snapshot.name)
 
 
-def _replaced(there: Entries, entry: dict[str, object]) -> Iterator[str]:
-    """Those of the same key and host class as the one that `entry` is of."""
-    for name, other in there.items():
-        if (other.get("key"), other.get("variant")) == (entry["key"], entry["variant"]):
-            yield name
+def _replaced(there: Entries, name: str, entry: dict[str, object]) -> Iterator[str]:
+    """Other ones of the same key and host class as the one that `entry` is of."""
+    for old, other in there.items():
+        is_like = (other.get("key"), other.get("variant")) == (entry["key"], entry["variant"])
+        if is_like and old != name:
+            yield old
 
 
 @contextmanager

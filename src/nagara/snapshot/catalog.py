@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from nagara.base.durable import write_durably
+from nagara.image.errors import BadTraceError
 from nagara.image.images import Image
 from nagara.image.shelf import Fault, Put, Shelf, Shelved
+from nagara.image.trace import NO_TRACE, Trace, parse_objects, plain_objects
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.snapshot.errors import BadSnapshotError, RestoreError
@@ -33,7 +35,7 @@ from nagara.snapshot.variant import Variant
 
 KIND = "snapshots"  # of the store's roots
 MEMORY, LAYER = "memory", "layer.erofs"  # places in the image
-_FORMAT = 2
+_FORMAT = 3
 _BAD_LIMIT = 2
 _NOTED = "objects"  # file of a staging folder
 _KEY = re.compile(r"[0-9a-f]{1,64}")
@@ -81,6 +83,7 @@ class SnapshotRecord:
     layer_bytes: int
     notes: tuple[str, ...] = ()  # what was left out
     sealed_by: str | None = None  # names the key that its files are encrypted with, if they are
+    touches: Trace = NO_TRACE  # what of its image and models a replica put back will read
 
     def changed_host_file(self) -> str | None:
         """A mapped file of the machine that is not as it was; None when all are."""
@@ -88,23 +91,25 @@ class SnapshotRecord:
 
     def to_plain(self) -> dict[str, Any]:
         """The record as JSON values, with its format number."""
-        plain = dataclasses.asdict(dataclasses.replace(self, host_files=()))
+        plain = dataclasses.asdict(dataclasses.replace(self, host_files=(), touches=NO_TRACE))
         plain["variant"]["cpu_flags"] = sorted(self.variant.cpu_flags)
         plain["host_files"] = [str(mark) for mark in self.host_files]
+        plain["touches"] = plain_objects(self.touches)
         return {"format": _FORMAT, **plain}
 
     @classmethod
     def from_plain(cls, content: Mapping[str, Any]) -> "SnapshotRecord":
-        """The reverse. Raises ValueError, KeyError, TypeError or AttributeError for anything
-        else."""
+        """The reverse. Raises ValueError, KeyError, TypeError, AttributeError or `BadTraceError`
+        for anything else."""
         plain = dict(content)
         if plain.pop("format") != _FORMAT:
             raise ValueError("another format of snapshot")
         variant = _variant(plain.pop("variant"))
         marks = tuple(FileMark.parse(text) for text in plain.pop("host_files"))
+        touches = parse_objects(plain.pop("touches"))
         notes, sealed_by = tuple(plain.pop("notes")), plain.pop("sealed_by")
         known = {"variant": variant, "host_files": marks, "notes": notes, "sealed_by": sealed_by}
-        return cls(**known, **plain)
+        return cls(**known, touches=touches, **plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +204,13 @@ class Catalog:
             shelf.undo(noted)
             raise
         return put
+
+    def keep_touches(self, snapshot: Snapshot, touches: Trace) -> bool:
+        """Adds to a snapshot's description what replicas put back will read; False if there is no
+        such snapshot any more. Raises `StoreError`, OSError."""
+        record = dataclasses.replace(snapshot.record, touches=touches)
+        name = root_name(snapshot.app, record.key, snapshot.name)
+        return self.shelf(snapshot.tenant).describe(name, record.to_plain())
 
     # -- finding -----------------------------------------------------------------------------
 
@@ -357,7 +369,7 @@ def snapshot_from(tenant: str, shelved: Shelved) -> Snapshot | None:
     try:
         app, key, short = _parts(shelved.name)
         record = SnapshotRecord.from_plain(shelved.about)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, BadTraceError):
         return None
     if record.key != key or not _NAME.fullmatch(short):
         return None
@@ -373,6 +385,7 @@ def far_entry(snapshot: Snapshot) -> dict[str, Any]:
         "variant": variant,
         "created_at_s": record.created_at_s,
         "size_bytes": record.memory_bytes + record.layer_bytes,
+        "touches": len(record.touches.objects),
     }
 
 

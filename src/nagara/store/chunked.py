@@ -11,6 +11,7 @@ Called from any thread.
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
 from nagara.store.chunk_file import ChunkFile
@@ -19,6 +20,7 @@ from nagara.store.flights import Flights, range_claimed
 from nagara.store.hashing import hash_range, next_data
 from nagara.store.local import LocalTier, full_disk_named
 from nagara.store.names import CHUNK_BYTES, ChunkList, ObjectName, covering, parse_chunk_list
+from nagara.store.sink import FileSink, Sink
 from nagara.store.transfer import Transfer
 
 
@@ -51,11 +53,12 @@ class Assembly:
         """Those bytes can be read without waiting for a network."""
         return all(self._has[i] for i in covering(start, length))
 
-    def need(self, start: int, length: int, deadline_s: float) -> None:
-        """Returns when those bytes are here and verified."""
+    def need(self, start: int, length: int, deadline_s: float, *, is_cached: bool = False) -> None:
+        """Returns when those bytes are here and verified; see `Reader.need`."""
+        sink = FileSink(self.file.descriptor) if is_cached else self.file
         for index in covering(start, length):
             if not self._has[index]:
-                self._flights.run(index, lambda i=index: self._get(i, deadline_s), deadline_s)  # type: ignore[misc]
+                self._flights.run(index, partial(self._get, index, sink, deadline_s), deadline_s)
 
     def complete(
         self, executor: Executor, deadline_s: float, arrived: Callable[[int], None] | None = None
@@ -73,12 +76,12 @@ class Assembly:
         if not self.is_object:
             self._flights.run("publish", self._publish, deadline_s)
 
-    def _get(self, index: int, deadline_s: float) -> None:
+    def _get(self, index: int, sink: Sink, deadline_s: float) -> None:
         start, length = index * CHUNK_BYTES, self._chunks.length(index)
         with range_claimed(self.file.descriptor, start, length, deadline_s):
             if not self._is_right(index):
                 with full_disk_named(self._path):
-                    self._transfer.chunk(self.name, self._chunks, index, self.file, deadline_s)
+                    self._transfer.chunk(self.name, self._chunks, index, sink, deadline_s)
         self._has[index] = True
         if all(self._has) and not self.is_object:
             self._flights.run("publish", self._publish, deadline_s)

@@ -162,9 +162,7 @@ class HttpTier:
             self._fill(response, buffer, deadline_s)
             return length
 
-    def _fill(
-        self, response: http.client.HTTPResponse, buffer: memoryview, deadline_s: float
-    ) -> None:
+    def _fill(self, response: TimedResponse, buffer: memoryview, deadline_s: float) -> None:
         """The body into the buffer, each byte moved once; less than that is an error."""
         filled = 0
         while filled < len(buffer):
@@ -174,10 +172,8 @@ class HttpTier:
                 piece = response.read1(min(left, _PIECE_BYTES))
                 got = len(piece)
                 buffer[filled : filled + got] = piece
-            else:  # `readinto` would wait for all of it, however slowly that drips
-                left = min(left, response.length)
-                got = response.fp.readinto1(buffer[filled : filled + left]) if left else 0
-                response.length -= got
+            else:
+                got = response.fill(buffer[filled:])
             if not got:
                 raise UnavailableError(f"ended after {filled} bytes", where=self.name)
             filled += got
@@ -208,7 +204,7 @@ class HttpTier:
         headers: Mapping[str, str],
         source: bytes | Path | None,
         deadline_s: float,
-    ) -> Iterator[http.client.HTTPResponse]:
+    ) -> Iterator[TimedResponse]:
         """An answer with a good status. The connection is kept if it was read to its end."""
         check_key(key)
         address = self._prefix + urllib.parse.quote(key)
@@ -223,6 +219,7 @@ class HttpTier:
                 connection.request(method, address, body, {**self._headers, **headers})
             asked_s = time.monotonic()
             response = connection.getresponse()
+            assert isinstance(response, TimedResponse)
             self.statistics.answered(time.monotonic() - asked_s)
             _check_status(response, key, self.name)
             yield response

@@ -91,7 +91,7 @@ class PassingReader:
     def is_here(self, start: int, length: int) -> bool:
         return False
 
-    def need(self, start: int, length: int, deadline_s: float) -> None:
+    def need(self, start: int, length: int, deadline_s: float, *, is_cached: bool = False) -> None:
         """There is no place to keep them ready in."""
 
     def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:

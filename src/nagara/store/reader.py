@@ -18,8 +18,11 @@ class Reader(Protocol):
         """A read of those bytes waits for no network."""
         ...
 
-    def need(self, start: int, length: int, deadline_s: float) -> None:
+    def need(self, start: int, length: int, deadline_s: float, *, is_cached: bool = False) -> None:
         """Makes those bytes ready for a reader who comes later: fetched, verified.
+
+        `is_cached`: the object's file will be read, and not through this reader: what is fetched
+        goes through the kernel's cache.
 
         Raises `StoreError` when that cannot be; the reader may have other means.
         """
@@ -57,7 +60,7 @@ class FileReader:
     def is_here(self, start: int, length: int) -> bool:
         return True
 
-    def need(self, start: int, length: int, deadline_s: float) -> None:
+    def need(self, start: int, length: int, deadline_s: float, *, is_cached: bool = False) -> None:
         """All of it is ready."""
 
     def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:
@@ -81,8 +84,8 @@ class AssemblyReader:
     def is_here(self, start: int, length: int) -> bool:
         return self._assembly.has(start, length)
 
-    def need(self, start: int, length: int, deadline_s: float) -> None:
-        self._assembly.need(start, length, deadline_s)
+    def need(self, start: int, length: int, deadline_s: float, *, is_cached: bool = False) -> None:
+        self._assembly.need(start, length, deadline_s, is_cached=is_cached)
 
     def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:
         try:
@@ -116,7 +119,7 @@ class ProvingReader:
     def is_here(self, start: int, length: int) -> bool:
         return self._proof.has(start, length)
 
-    def need(self, start: int, length: int, deadline_s: float) -> None:
+    def need(self, start: int, length: int, deadline_s: float, *, is_cached: bool = False) -> None:
         self._proof.need(start, length, deadline_s)
 
     def read_into(self, buffer: memoryview, start: int, deadline_s: float) -> None:

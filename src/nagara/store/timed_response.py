@@ -7,6 +7,8 @@
 import http.client
 import io
 import socket
+import ssl
+import struct
 import time
 from typing import Any
 
@@ -23,7 +25,25 @@ class TimedResponse(http.client.HTTPResponse):
     ) -> None:
         super().__init__(sock, *arguments, **named)
         assert isinstance(self.fp, io.BufferedReader)
-        self.fp = io.BufferedReader(_TimedReads(self.fp.detach(), sock, deadline_s, stall_s))
+        self._timed = _TimedReads(self.fp.detach(), sock, deadline_s, stall_s)
+        self.fp = io.BufferedReader(self._timed)
+
+    def fill(self, buffer: memoryview) -> int:
+        """The next bytes of a body of known length, as many as come without a fault; each is moved
+        once. 0 at its end.
+
+        The kernel is asked for all of them at once: to be woken for every few costs more than to
+        copy them. Raises TimeoutError.
+        """
+        assert self.length is not None
+        wanted = buffer[: min(len(buffer), self.length)]
+        if not wanted:
+            return 0
+        filled: int = self.fp.readinto1(wanted)  # what came with the head; afterwards none is kept
+        if 0 < filled < len(wanted):
+            filled += self._timed.fill(wanted[filled:])
+        self.length -= filled
+        return filled
 
 
 class _TimedReads(io.RawIOBase):
@@ -46,6 +66,22 @@ class _TimedReads(io.RawIOBase):
             raise TimeoutError("did not answer in time")
         self._sock.settimeout(min(self._stall_s, left_s))
         return self._raw.readinto(buffer)
+
+    def fill(self, buffer: memoryview) -> int:
+        """As many bytes as come before the other side ends or is silent for too long."""
+        if isinstance(self._sock, ssl.SSLSocket):
+            return self.readinto(buffer) or 0
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("did not answer in time")
+        self._sock.settimeout(None)
+        wait_us = int(min(self._stall_s, left_s) * 1e6) or 1  # 0 would be for ever
+        wait = struct.pack("@ll", *divmod(wait_us, 10**6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+        try:
+            return self._sock.recv_into(buffer, len(buffer), socket.MSG_WAITALL)
+        except BlockingIOError:
+            raise TimeoutError("is silent in the middle of an answer") from None
 
     def close(self) -> None:
         self._raw.close()
