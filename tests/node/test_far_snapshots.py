@@ -213,14 +213,15 @@ async def test_a_snapshot_of_an_image_is_restored_where_the_same_image_was_broug
     assert await other.tell(report.replica, "answer = place") == "first"
 
     (root,) = other.roots("imaged")
-    # What the next machine fetches before it starts.
-    await until(lambda: other.about(root)["touches"])
+    try:  # what the next machine fetches before it starts
+        await until(lambda: other.about(root)["touches"])
+    finally:
+        await other.stop(report.replica)
     store = other.shelf().store
     listed = read_list(store, find_image(store, app_image("imaged", specs[1].image_index)).list)
     touched = {name for name, _ in parse_objects(other.about(root)["touches"]).objects}
     assert touched <= set(listed)
     assert max(name.size for name in touched) > 1 << 20, "not even the interpreter"
-    await other.stop(report.replica)
 
 
 async def test_what_does_not_come_from_the_tier_is_not_held_against_the_snapshot(

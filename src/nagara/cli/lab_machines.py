@@ -155,6 +155,8 @@ class Link:
         switch.network(
             *("ip", "link", "add", self._port, "type", "veth"),
             *("peer", "name", "eth0", "netns", str(machine.pid)),
+            # A machine in another's place has its card, too: its neighbours know where it is.
+            *("address", f"02:00:00:00:00:{number:02x}"),
         )
         machine.network("ip", "address", "add", f"{_NETWORK}.{number + 1}/24", "dev", "eth0")
         machine.network("ip", "link", "set", "eth0", "up")
@@ -361,8 +363,8 @@ def laboratory(below: Path, count: int) -> Iterator[Laboratory]:
     clear_leftovers(below)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=below))
     with ExitStack() as held:
-        held.callback(_remove, folder)
         held.enter_context(only_holder(folder, _LOCK, "it is another process's"))
+        held.callback(_remove, folder)  # nobody else clears it meanwhile
         switch = Namespaces("switch")
         held.callback(switch.close)
         switch.network("ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0")
@@ -380,11 +382,10 @@ def clear_leftovers(below: Path) -> list[Path]:
     for folder in sorted(below.glob(f"{PREFIX}*")):
         try:
             with only_holder(folder, _LOCK, "it is in use"):
-                pass
-        except FolderBusyError:
+                _log.info("clearing what a killed laboratory has left in %s", folder)
+                _remove(folder)
+        except (FolderBusyError, FileNotFoundError):  # in use, or taken down at this moment
             continue
-        _log.info("clearing what a killed laboratory has left in %s", folder)
-        _remove(folder)
         cleared.append(folder)
     return cleared
 

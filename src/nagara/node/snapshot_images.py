@@ -121,15 +121,15 @@ class SnapshotImages:
     ) -> MountedImage:
         """Shows the snapshot at `folder.snapshot`, and its memory where `memory_of` says.
 
-        What comes within a moment is waited for: read as files of this machine it takes less than
-        through the daemon. What takes longer is read while it comes.
+        What comes within a moment is waited for, if all that will be read is known: read as files
+        of this machine it takes less than through the daemon. Else it is read while it comes.
 
         Raises `MountError`, `StoreError`, OSError.
         """
         mounts = self._images.opened()
         holder = self._holder(folder.name)
         deadline_s = time.monotonic() + _INDEX_S
-        if gathering is not None:
+        if gathering is not None and snapshot.record.touches.objects:
             self._await(gathering)
         mounted = mounts.mount(
             snapshot.tenant, snapshot.image, holder, deadline_s=deadline_s, gathering=gathering
@@ -179,9 +179,12 @@ class SnapshotImages:
         except DaemonError as error:
             return str(error)
 
-    def afterwards(self, replica: str) -> None:
-        """At leisure: the next start here needs no daemon for what came from another tier."""
-        mounted = self._lazy.pop(replica, None)
+    def afterwards(self, replica: str) -> Callable[[], None]:
+        """What is left to do, at leisure, about a snapshot that came from another tier."""
+        return functools.partial(self._keep, self._lazy.pop(replica, None))
+
+    def _keep(self, mounted: MountedImage | None) -> None:
+        """The next start here needs no daemon for it."""
         if mounted is None:
             return
         try:

@@ -13,6 +13,7 @@ from nagara import __version__
 from nagara.base.errors import NagaraError, UsageError
 from nagara.base.units import format_bytes
 from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec, SnapshotStatus
+from nagara.image.trace import NO_TRACE, Trace
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.far_snapshots import FarSnapshots
@@ -196,24 +197,33 @@ class NodeSnapshots:
         Returns what is left to do at leisure.
         """
         await in_thread(self.catalog.forgive, snapshot)
+        keep_rest, touches = self._images.afterwards(folder.name), NO_TRACE
+        if not snapshot.record.touches.objects:
+            touches = await in_thread(self._touches, folder, running.pid)
 
         def rest() -> None:
-            self._images.afterwards(folder.name)
-            if not snapshot.record.touches.objects:
-                self._keep_touches(snapshot, folder, running.pid)
+            keep_rest()
+            if touches.objects:
+                self._keep_touches(snapshot, touches)
 
         return rest
 
-    def _keep_touches(self, snapshot: Snapshot, folder: ReplicaFolder, pid: int) -> None:
-        """What the first replica put back had to read of its files is what another machine fetches
-        first."""
+    def _touches(self, folder: ReplicaFolder, pid: int) -> Trace:
+        """What a replica just put back had to read of its image and models for its first answer."""
         try:
             parts = resident_parts(processes_of(pid), CHUNK_BYTES)
-            touches = self._runtime.trees.touches(folder, parts)
-            if touches.objects and self.catalog.keep_touches(snapshot, touches):
+            return self._runtime.trees.touches(folder, parts)
+        except OSError as error:  # it has ended: the next one tells
+            _log.info("%s: what it reads is not known yet: %s", folder.name, error)
+            return NO_TRACE
+
+    def _keep_touches(self, snapshot: Snapshot, touches: Trace) -> None:
+        """Lets other machines know what to fetch first."""
+        try:
+            if self.catalog.keep_touches(snapshot, touches):
                 self._published()
-        except (NagaraError, OSError) as error:  # it has ended meanwhile: the next one tells
-            _log.info("%s: what it reads is not known yet: %s", snapshot.app, error)
+        except (NagaraError, OSError) as error:
+            _log.warning("%s: what it reads is not noted: %s", snapshot.app, error)
 
     async def count_failure(self, snapshot: Snapshot, error: SnapshotError) -> None:
         """Takes note of a failed restore; a snapshot at fault twice in a row is set aside."""
