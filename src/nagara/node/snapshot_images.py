@@ -4,9 +4,10 @@ A restore reads the memory through one read-only overlay: the image's index over
 own objects when all are here, else over the daemon that fetches them. Blocking: worker threads.
 """
 
+import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
