@@ -231,6 +231,26 @@ def test_chunks_of_an_interrupted_assembly_are_used_after_they_were_checked(
     folder.close()
 
 
+def test_a_large_object_that_was_evicted_after_it_was_put_together_is_fetched_again(
+    make_store: StoreMaker,
+) -> None:
+    content = noise(LARGE)
+    tier, [name] = tier_with(content)
+    store = make_store(tier)
+    reader = store.open(name)
+    for start in range(0, name.size, CHUNK_BYTES):
+        reader.need(start, 1, time.monotonic() + 20)
+    assert store.local.has(name)
+    store.local.discard(name)
+    buffer = memoryview(bytearray(10))
+    reader.read_into(buffer, 5, time.monotonic() + 20)  # who has it open goes on
+    assert bytes(buffer) == content[5:15]
+    another = store.open(name)
+    for start in range(0, name.size, CHUNK_BYTES):
+        another.need(start, 1, time.monotonic() + 20)
+    assert store.local.path(name).read_bytes() == content
+
+
 def test_holes_of_a_large_object_are_neither_moved_nor_stored(make_store: StoreMaker) -> None:
     content = bytes(40 << 20) + noise(1000) + bytes(40 << 20)
     tier, [name] = tier_with(content)

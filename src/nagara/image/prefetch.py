@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -192,25 +193,28 @@ class Prefetcher:
 
     def _gather(self, job: _Job, wanted: Trace, gate: ByteBudget) -> None:
         """Fetches what a trace names; returns when all was tried."""
-        has = self._store.local.has
-        here = {each: has(each) for each, _ in wanted.objects}
+        store = self._store
+        here = {each: store.local.has(each) for each, _ in wanted.objects}
         touches = [(each, chunk) for each, chunk in touches_of(wanted) if not here[each]]
-        sizes = [_touched_bytes(each, chunk) for each, chunk in touches]
+        counts = Counter(each for each, _ in touches)
+        sizes = [_touched_bytes(*touch) for touch in touches]
         job.add(left=len(touches), left_bytes=sum(sizes))
-        with ThreadPoolExecutor(_GATHERING, "gather") as pool:
-            begun = []
-            for (each, chunk), size in zip(touches, sizes, strict=True):
-                fetch = partial(self._gather_one, job, each, chunk, size)
-                begun.append(self._begin_one(pool, gate, size, fetch))
-            for one in begun:
-                one.result()
 
-    def _gather_one(self, job: _Job, name: ObjectName, chunk: int, size: int) -> None:
-        if name.is_chunked:
-            self._chunk(job, name, chunk, is_new=chunk == 0, is_cached=True)
-        else:
-            self._one(job, name)
-        job.add(left_bytes=-size)
+        def one(name: ObjectName, chunk: int, size: int) -> None:
+            if name.is_chunked:  # what will be complete is read past us, through its own cache
+                is_whole = counts[name] == name.chunk_count
+                self._chunk(job, name, chunk, is_new=chunk == 0, is_cached=is_whole)
+            else:
+                self._one(job, name)
+            job.add(left_bytes=-size)
+
+        with ThreadPoolExecutor(_GATHERING, "gather") as pool:
+            begun = [
+                self._begin_one(pool, gate, size, partial(one, *touch, size))
+                for touch, size in zip(touches, sizes, strict=True)
+            ]
+            for each in begun:
+                each.result()
 
     def _fill(
         self,

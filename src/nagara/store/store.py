@@ -238,14 +238,22 @@ class Store:
             self.local.adopt(path, name, None)
         self.transfer.promote(name, source, self.local.path(name))
 
+    def _known_assembly(self, name: ObjectName) -> Assembly | None:
+        """One under way; not one that became an object which has been evicted since: who reads from
+        that goes on, and who wants the object begins anew."""
+        known = self._assemblies.get(name)
+        if known is None or (known.is_object and not self.local.has(name)):
+            return None
+        self._assemblies.move_to_end(name)
+        return known
+
     def _assembly(self, name: ObjectName, deadline_s: float) -> Assembly:
         with self._lock:
-            if (known := self._assemblies.get(name)) is not None:
-                self._assemblies.move_to_end(name)
+            if (known := self._known_assembly(name)) is not None:
                 return known
         chunks = find_chunk_list(self.local, self.transfer, name, deadline_s)
         with self._lock:
-            if (known := self._assemblies.get(name)) is not None:
+            if (known := self._known_assembly(name)) is not None:
                 return known
             assembly = Assembly(self.local, self.transfer, name, chunks)
             if self.local.has(name):  # finished elsewhere between the look and the opening
