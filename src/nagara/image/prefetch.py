@@ -151,7 +151,8 @@ class Prefetcher:
         until_s = time.monotonic() + limit_s
         while not job.ended.wait(min(_PACE_S, max(0.0, until_s - time.monotonic()))):
             now, now_s = job.progress, time.monotonic()
-            if now.left_bytes * (now_s - job.begun_s) > now.bytes * (until_s - now_s):
+            would_take_s = now.left_bytes * (now_s - job.begun_s) / max(1, now.bytes)
+            if now_s >= until_s or would_take_s > until_s - now_s:
                 break
         return job.progress
 

@@ -249,7 +249,7 @@ class NodeImages:
         What `gathering` brings, nothing else does. Raises `BadImageError`, or what the mount
         failed of.
         """
-        # Before anything is fetched: this start's part is the difference.
+        # What this start fetches is the difference: as early as can be.
         before = () if gathering is None else self._tiers(spec.tenant)
         image = self.find(spec)
         mounts = self.opened()
