@@ -90,11 +90,10 @@ def test_who_waits_goes_on_when_the_line_is_too_slow(other: Any, far: Origin) ->
 
 def test_nobody_waits_longer_than_asked_for_what_does_not_come(other: Any, far: Origin) -> None:
     medium = objects_of(other)["medium"]
-    far.behave(Behaviour(stall_after=0, stall_s=3.0))
+    far.behave(Behaviour(latency_s=3.0))
     for limit_s in (0.0, 1.0):
         _, progress = gathered(other, Trace(((medium, ()),)), limit_s=limit_s)
         assert progress.is_running
-    far.behave(Behaviour())
     wait_for(lambda: other.store().local.has(medium))
 
 
