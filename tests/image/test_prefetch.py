@@ -9,6 +9,7 @@ import pytest
 
 from nagara.image.prefetch import AT_ONCE, Prefetcher, at_once_bytes
 from nagara.image.trace import Trace
+from nagara.store.chunk_file import ChunkFile
 from nagara.store.http_tier import HttpTier
 from nagara.store.local import ObjectFolder
 from nagara.store.names import CHUNK_BYTES, ObjectName, name_bytes
@@ -117,6 +118,39 @@ def test_two_jobs_of_one_name_do_not_count_each_others_work(
     progress = prefetcher.progress("job")
     assert (progress.left, progress.error) == (0, None)
     assert all(far_store.local.has(name) for name in names)
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_only_what_is_waited_for_goes_through_the_cache_of_its_own_file(
+    tier: ScriptedTier, far_store: Store, monkeypatch: pytest.MonkeyPatch, is_awaited: bool
+) -> None:
+    past_the_cache: list[int] = []
+    write = ChunkFile.write
+
+    def counted(file: ChunkFile, start: int, data: memoryview) -> None:
+        past_the_cache.append(start)
+        write(file, start, data)
+
+    monkeypatch.setattr(ChunkFile, "write", counted)
+    tier.interfere = held = Held()
+    name = put(tier, LARGE)
+    prefetcher = Prefetcher(far_store)
+    prefetcher.start_gather("job", Trace(((name, tuple(range(name.chunk_count))),)), 0.0)
+    at_once = at_once_bytes(0.0) // CHUNK_BYTES
+    for _ in range(at_once):
+        assert held.asked.acquire(timeout=WAIT_S)
+    waiting = threading.Thread(target=prefetcher.gathered, args=("job", WAIT_S * is_awaited))
+    waiting.start()
+    if is_awaited:
+        wait_until(lambda: prefetcher._jobs["job"].is_awaited)
+    held.go.set()
+    wait_until(lambda: not prefetcher.progress("job").is_running)
+    waiting.join()
+    assert far_store.local.path(name).read_bytes() == LARGE
+    if is_awaited:
+        assert len(past_the_cache) <= at_once  # those were under way before anybody waited
+    else:
+        assert len(past_the_cache) == name.chunk_count
 
 
 def test_more_is_under_way_from_farther_away() -> None:

@@ -70,6 +70,7 @@ class _Job:
         self.progress = Progress(is_running=True)
         self.begun_s = time.monotonic()
         self.ended = threading.Event()
+        self.is_awaited = False
         self._lock = threading.Lock()
 
     def add(
@@ -149,10 +150,12 @@ class Prefetcher:
         if job is None:
             return Progress()
         until_s = time.monotonic() + limit_s
+        job.is_awaited = limit_s > 0
         while not job.ended.wait(min(_PACE_S, max(0.0, until_s - time.monotonic()))):
             now, now_s = job.progress, time.monotonic()
             would_take_s = now.left_bytes * (now_s - job.begun_s) / max(1, now.bytes)
             if now_s >= until_s or would_take_s > until_s - now_s:
+                job.is_awaited = False
                 break
         return job.progress
 
@@ -202,9 +205,9 @@ class Prefetcher:
         job.add(left=len(touches), left_bytes=sum(sizes))
 
         def one(name: ObjectName, chunk: int, size: int) -> None:
-            if name.is_chunked:  # what will be complete is read past us, through its own cache
-                is_whole = counts[name] == name.chunk_count
-                self._chunk(job, name, chunk, is_new=chunk == 0, is_cached=is_whole)
+            if name.is_chunked:  # what is complete before it is read is read past us
+                is_cached = job.is_awaited and counts[name] == name.chunk_count
+                self._chunk(job, name, chunk, is_new=chunk == 0, is_cached=is_cached)
             else:
                 self._one(job, name)
             job.add(left_bytes=-size)
