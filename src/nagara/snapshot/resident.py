@@ -1,7 +1,7 @@
 """Which parts of its files a process has in its page tables. Read from /proc; blocking.
 
 One that was just put back begins with none: what it has then is what it had to read, and what the
-next one put back will read. Pages that were written to are not counted: the checkpoint carries them.
+next one put back will read. Pages that were written to do not count: the checkpoint carries them.
 """
 
 import os
