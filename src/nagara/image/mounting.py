@@ -232,8 +232,9 @@ class ImageMounts:
         """Begins to fetch what a start is known to read of its images, in this order; None when
         all of it is here, or this machine shows images otherwise."""
         store = self.store(tenant)
-        missing = tuple(each for each in wanted.objects if not store.local.has(each[0]))
-        if not missing or self._method != "overlay" or not store.transfer.tiers:
+        if self._method != "overlay" or not store.transfer.tiers:
+            return None
+        if not (missing := tuple(one for one in wanted.objects if not store.local.has(one[0]))):
             return None
         # Before anything comes: that is right, but not recorded yet.
         is_passed = store.local.is_all_proven(_FEW_OBJECTS)

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from nagara.base.errors import NagaraError
+from nagara.image.recorder import touched_bytes
 from nagara.image.trace import Pack, Trace, touches_of
 from nagara.store.budget import ByteBudget
 from nagara.store.errors import CorruptError, StoreError
@@ -197,11 +198,9 @@ class Prefetcher:
 
     def _gather(self, job: _Job, wanted: Trace, gate: ByteBudget) -> None:
         """Fetches what a trace names; returns when all was tried."""
-        store = self._store
-        here = {each: store.local.has(each) for each, _ in wanted.objects}
-        touches = [(each, chunk) for each, chunk in touches_of(wanted) if not here[each]]
+        touches = list(touches_of(wanted))
         counts = Counter(each for each, _ in touches)
-        sizes = [_touched_bytes(*touch) for touch in touches]
+        sizes = list(map(touched_bytes, touches))
         job.add(left=len(touches), left_bytes=sum(sizes))
 
         def one(name: ObjectName, chunk: int, size: int) -> None:
@@ -348,10 +347,6 @@ class Prefetcher:
             job.add(error=str(error))
         finally:
             job.add(left=-1)
-
-
-def _touched_bytes(name: ObjectName, chunk: int) -> int:
-    return min(CHUNK_BYTES, name.size - chunk * CHUNK_BYTES) if name.is_chunked else name.size
 
 
 def _until_quiet(quiet_s: Callable[[], float]) -> None:

@@ -12,6 +12,14 @@ Touch = tuple[ObjectName, int]  # an object, and the chunk of it; 0 for small on
 _LIMIT = 1_000_000
 
 
+def touched_bytes(touch: Touch) -> int:
+    """Of a small object all of it, of a large one the chunk."""
+    name, chunk = touch
+    if not name.is_chunked:
+        return name.size
+    return min(CHUNK_BYTES, name.size - chunk * CHUNK_BYTES)
+
+
 class Recorder:
     """Recordings under way, by name."""
 

@@ -36,17 +36,8 @@ def wants_recording(image: Image) -> bool:
 def add_recording(
     store: Store, image: Image, touches: Iterable[Touch], *, is_partial: bool = False
 ) -> Image:
-    """`with_recording`, and the image's root is written anew if that changes it."""
-    traced = with_recording(store, image, touches, is_partial=is_partial)
-    if traced != image:
-        write_root(store.local, traced.to_root())
-    return traced
-
-
-def with_recording(
-    store: Store, image: Image, touches: Iterable[Touch], *, is_partial: bool = False
-) -> Image:
-    """Merges a recording into the image's trace and packs it.
+    """Merges a recording into the image's trace and packs it; the image's root is written anew if
+    that changes it.
 
     Everything touched has to be in the local folder, as it is right after a start.
     Returns the image with its new trace.
@@ -55,8 +46,16 @@ def with_recording(
         is_partial: only what did not come ahead of need was seen: it is added at the end.
     """
     trace = from_touches(touches)
-    if not trace.objects:
-        return replace(image, starts=image.starts + 1) if is_partial else image
+    if trace.objects:
+        image = _merged(store, image, trace, is_partial=is_partial)
+    elif not is_partial:
+        return image
+    image = replace(image, starts=image.starts + 1)
+    write_root(store.local, image.to_root())
+    return image
+
+
+def _merged(store: Store, image: Image, trace: Trace, *, is_partial: bool) -> Image:
     if image.trace is not None:
         try:
             old = read_trace(store.read(image.trace))
@@ -66,7 +65,7 @@ def with_recording(
     packs = tuple(_pack(store, members) for members in plan_packs(trace))
     stored = store.put_bytes(write_trace(Trace(trace.objects, packs)))
     kept = put_list(store, [stored, *(pack.name for pack in packs)])
-    return replace(image, trace=stored, trace_list=kept, starts=image.starts + 1)
+    return replace(image, trace=stored, trace_list=kept)
 
 
 def _pack(store: Store, members: list[ObjectName]) -> Pack:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nagara.contract.replica import FilesReport, TierRead
-from nagara.image.recorder import Touch
-from nagara.store.names import CHUNK_BYTES
+from nagara.image.recorder import Touch, touched_bytes
 
 
 def with_recorded(report: FilesReport, recorded: Sequence[Touch]) -> FilesReport:
@@ -16,14 +15,6 @@ def with_recorded(report: FilesReport, recorded: Sequence[Touch]) -> FilesReport
     return replace(
         report, recorded_objects=objects, recorded_bytes=sum(map(touched_bytes, recorded))
     )
-
-
-def touched_bytes(touch: Touch) -> int:
-    """Of a small object all of it, of a large one the chunk."""
-    name, chunk = touch
-    if not name.is_chunked:
-        return name.size
-    return min(CHUNK_BYTES, name.size - chunk * CHUNK_BYTES)
 
 
 def difference(before: tuple[TierRead, ...], after: tuple[TierRead, ...]) -> tuple[TierRead, ...]:

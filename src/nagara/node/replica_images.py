@@ -38,12 +38,12 @@ from nagara.image.lazy_layer import DaemonError
 from nagara.image.model_import import import_model
 from nagara.image.mounting import Gathering, ImageMounts, MountedImage, data_layers
 from nagara.image.mounts import mount_points
-from nagara.image.recorder import Touch
+from nagara.image.recorder import Touch, touched_bytes
 from nagara.image.sources import import_image, memory_path, parse_source
 from nagara.image.trace import read_trace, touches_of
 from nagara.image.tracing import wants_recording
 from nagara.node.far_images import far_image
-from nagara.node.files_read import difference, touched_bytes, with_recorded
+from nagara.node.files_read import difference, with_recorded
 from nagara.store.errors import AbsentError
 from nagara.store.roots import read_list, read_root, write_root
 from nagara.store.store import Store

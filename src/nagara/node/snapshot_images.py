@@ -129,9 +129,9 @@ class SnapshotImages:
         """
         mounts = self._images.opened()
         holder = self._holder(folder.name)
-        deadline_s = time.monotonic() + _INDEX_S
         if gathering is not None and snapshot.record.touches.objects:
             self._await(gathering)
+        deadline_s = time.monotonic() + _INDEX_S
         mounted = mounts.mount(
             snapshot.tenant, snapshot.image, holder, deadline_s=deadline_s, gathering=gathering
         )

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from nagara.snapshot.catalog import FileMark
 
@@ -34,7 +35,7 @@ def host_files(
         binds: folders shown to the replica: path inside → path on the machine.
         opened: paths inside.
     """
-    inside = {path for pid in processes_of(init_pid) for path in _mapped(pid)}
+    inside = {path for pid in processes_of(init_pid) for _, _, _, path in file_mappings(pid)}
     inside.update(opened, *(_behind(path) for path in opened))
     root = Path(f"/proc/{init_pid}/root")
     marks = []
@@ -64,13 +65,26 @@ def _behind(path: str) -> Iterator[str]:
             yield folder[: (folder + "/").index(packages + "/")] + packages
 
 
-def _mapped(pid: int) -> Iterable[str]:
+class FileMapping(NamedTuple):
+    """One line of /proc/PID/maps that is of a file: addresses, where in the file they begin."""
+
+    begin: int
+    end: int
+    offset: int
+    path: str
+
+
+def file_mappings(pid: int) -> Iterator[FileMapping]:
+    """What a process has mapped of files; nothing of one that has ended meanwhile."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
-        return ()
-    fields = (line.split(maxsplit=5) for line in lines)
-    return (entry[5] for entry in fields if len(entry) == 6 and entry[5].startswith("/"))
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for line in lines:
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith("/"):
+            begin, end = (int(part, 16) for part in fields[0].split("-"))
+            yield FileMapping(begin, end, int(fields[2], 16), fields[5])
 
 
 def _on_machine(path: Path, binds: Mapping[Path, Path]) -> Path:

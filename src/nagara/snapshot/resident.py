@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from nagara.snapshot.processes import file_mappings
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ENTRY_BYTES = 8  # of /proc/PID/pagemap, little-endian: bit 63 present, bit 61 not anonymous
 _OF_FILE = 0xA0  # both bits, in an entry's last byte
@@ -36,12 +38,7 @@ def resident_parts(pids: Iterable[int], part_bytes: int) -> list[Part]:
 
 def _mapped(pid: int, part_bytes: int) -> Iterator[Part]:
     with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:  # noqa: PTH123 - unbuffered
-        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-            fields = line.split(maxsplit=5)
-            if len(fields) < 6 or not fields[5].startswith("/"):
-                continue
-            begin, end = (int(part, 16) for part in fields[0].split("-"))
-            offset, path = int(fields[2], 16), fields[5]
+        for begin, end, offset, path in file_mappings(pid):
             yield Part(path, 0)
             # Parts of the file, each with the addresses that it is mapped at.
             for number in range(offset // part_bytes, -(-(offset + end - begin) // part_bytes)):
