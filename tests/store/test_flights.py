@@ -2,13 +2,15 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nagara.store.errors import CorruptError, StoreError, UnavailableError
-from nagara.store.flights import Flights
+from nagara.store.flights import Flights, range_claimed
 
 
 class Work:
@@ -103,3 +105,23 @@ def test_who_has_more_time_than_who_worked_works_itself(
         work.ends[1].set_result(None)
         assert second.result(60)
     assert work.count == 2
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[int]:
+    """A file that two open: the descriptor of the one who was first."""
+    with (tmp_path / "object").open("w+b") as file:
+        yield file.fileno()
+
+
+def test_a_range_that_another_one_holds_for_too_long_is_held_by_both(
+    shared: int, tmp_path: Path
+) -> None:
+    with (
+        (tmp_path / "object").open("r+b") as other,
+        range_claimed(shared, 0, 10, soon()),
+        range_claimed(other.fileno(), 10, 10, time.monotonic()),
+    ):
+        begun_s = time.monotonic()
+        with range_claimed(other.fileno(), 0, 10, begun_s + 0.4):
+            assert 0.1 <= time.monotonic() - begun_s < 0.4, "nothing is left to do it in"

@@ -12,6 +12,7 @@ import pytest
 from nagara.base.linux import MS_NODEV, mount, unmount
 from nagara.store.budget import ByteBudget
 from nagara.store.errors import AbsentError, CorruptError, UnavailableError
+from nagara.store.flights import claimed
 from nagara.store.http_tier import HttpTier
 from nagara.store.local import ObjectFolder
 from nagara.store.names import CHUNK_BYTES, ObjectName, name_bytes
@@ -42,6 +43,16 @@ def test_an_object_is_fetched_once_and_then_local(make_store: StoreMaker) -> Non
     store = make_store(tier)
     assert [store.read(name) for _ in range(3)] == [b"content"] * 3
     assert len(tier.reads) == 1
+    assert isinstance(store.open(name), FileReader)
+
+
+def test_an_object_whose_fetch_hangs_in_another_process_is_fetched_twice(
+    make_store: StoreMaker,
+) -> None:
+    tier, [name] = tier_with(b"content")
+    store = make_store(tier)
+    with claimed(store.local.partial / str(name), time.monotonic()):
+        assert store.read(name, time.monotonic() + 0.5) == b"content"
     assert isinstance(store.open(name), FileReader)
 
 

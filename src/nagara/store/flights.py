@@ -20,6 +20,7 @@ from typing import NamedTuple
 from nagara.store.errors import UnavailableError
 
 _POLL_S = (0.001, 0.05)  # first and longest pause while another process works
+_PATIENCE_S = 5.0  # so long one that may be stuck is waited for
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
@@ -94,16 +95,30 @@ def claimed(path: Path, deadline_s: float) -> Iterator[int]:
 
 @contextmanager
 def range_claimed(descriptor: int, start: int, length: int, deadline_s: float) -> Iterator[None]:
-    """Holds a part of an open file against other processes.
+    """Holds a part of an open file against other processes that write the same bytes there.
+
+    One that gets nowhere is not waited for (`patience_s`): then the part is held by both.
 
     The lock belongs to the open file, not to the process: closing another descriptor of the same
     file does not drop it (it would with plain POSIX locks).
     """
-    _poll(lambda: _try_range(descriptor, fcntl.F_WRLCK, start, length), deadline_s, None)
+    try:
+        until_s = patience_s(deadline_s)
+        _poll(lambda: _try_range(descriptor, fcntl.F_WRLCK, start, length), until_s, None)
+    except UnavailableError:
+        yield
+        return
     try:
         yield
     finally:
         _try_range(descriptor, fcntl.F_UNLCK, start, length)
+
+
+def patience_s(deadline_s: float) -> float:
+    """Until when to wait for another process that fetches what we want: its line may be the one
+    that hangs. Then there is as much time left to do it ourselves."""
+    now_s = time.monotonic()
+    return now_s + min(_PATIENCE_S, max(0.0, deadline_s - now_s) / 2)
 
 
 def _poll(attempt: Callable[[], bool], deadline_s: float, where: Path | None) -> None:

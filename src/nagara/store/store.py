@@ -3,8 +3,9 @@
     local folder ← zone cache ← origin or CDN ← bucket
 
 What is fetched is kept locally and sent to the nearer tiers that take it. However many threads
-and processes want an object, it is fetched once. When the disk is full, bytes pass it by: they
-are verified in memory and given out, and nothing fails.
+and processes want an object, it is fetched once, unless the process that fetches it gets nowhere.
+When the disk is full, bytes pass it by: they are verified in memory and given out, and nothing
+fails.
 
 Called from any thread. Every call has a deadline; None means the store's usual time limit.
 """
@@ -17,14 +18,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from nagara.store.budget import ByteBudget
 from nagara.store.chunked import Assembly, find_chunk_list
 from nagara.store.documents import parse_json
-from nagara.store.errors import AbsentError, BadNameError, CorruptError, FullError
-from nagara.store.flights import Flights, claimed
+from nagara.store.errors import (
+    AbsentError,
+    BadNameError,
+    CorruptError,
+    FullError,
+    UnavailableError,
+)
+from nagara.store.flights import Flights, claimed, patience_s
 from nagara.store.hashing import Hashed, hash_file
 from nagara.store.local import LocalTier, full_disk_named
 from nagara.store.names import ObjectName, parse_chunk_list
@@ -222,7 +230,13 @@ class Store:
 
     def _fetch_whole(self, name: ObjectName, deadline_s: float) -> None:
         path = self.local.partial / str(name)
-        with full_disk_named(path), claimed(path, deadline_s) as descriptor:
+        with ExitStack() as stack:
+            stack.enter_context(full_disk_named(path))
+            try:
+                descriptor = stack.enter_context(claimed(path, patience_s(deadline_s)))
+            except UnavailableError:  # twice is better than never
+                path = stack.enter_context(self.local.temporary())
+                descriptor = stack.enter_context(path.open("r+b")).fileno()
             if self.local.has(name):  # by another process, while we waited
                 path.unlink(missing_ok=True)
                 return
