@@ -105,6 +105,13 @@ class FuseChannel:
         watch.join()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
+    def store(self, node: int, offset: int, data: memoryview) -> None:
+        """Gives the kernel bytes of a file that it has looked up, from a page on, for its cache.
+
+        Raises OSError.
+        """
+        os.writev(self._descriptor, [wire.stored(node, offset, len(data)), data])
+
     def _read_all(self) -> None:
         room = memoryview(bytearray(wire.REQUEST_BYTES))
         while True:

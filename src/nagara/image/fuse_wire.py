@@ -29,6 +29,7 @@ _ENTRY = struct.Struct("<QQQQII")
 _ATTR_HEAD = struct.Struct("<QII")
 _INIT_IN = struct.Struct("<IIII")
 _INIT_OUT = struct.Struct("<IIIIHHIIHHI28x")
+_STORE_OUT = struct.Struct("<QQI4x")
 _OPEN_OUT = struct.Struct("<QIi")
 _READ_IN = struct.Struct("<QQI")
 _INTERRUPT_IN = struct.Struct("<Q")
@@ -40,7 +41,7 @@ OUT_BYTES = _OUT.size
 _ASYNC_READ, _PARALLEL_DIROPS, _CACHE_SYMLINKS = 1 << 0, 1 << 18, 1 << 23
 _MAX_PAGES_FLAG, _EXPORT = 1 << 22, 1 << 4
 _KEEP_CACHE, _CACHE_DIR, _NOFLUSH = 2, 8, 32
-_NOTIFY_RESEND = 7
+_NOTIFY_STORE, _NOTIFY_RESEND = 4, 7
 _MAJOR, _LEAST_MINOR, _OUR_MINOR = 7, 31, 41
 
 
@@ -161,6 +162,12 @@ def entry(unique: int, found: Attributes) -> bytes:
 def opened(unique: int) -> bytes:
     """Keep what is cached, and do not tell us of closes: a close must never wait for a daemon."""
     return answer(unique, _OPEN_OUT.pack(0, _KEEP_CACHE | _NOFLUSH, 0))
+
+
+def stored(node: int, offset: int, size: int) -> bytes:
+    """What comes before so many bytes of a file that the kernel is to keep in its cache."""
+    body = _STORE_OUT.pack(node, offset, size)
+    return _OUT.pack(_OUT.size + len(body) + size, _NOTIFY_STORE, 0) + body
 
 
 def opened_folder(unique: int) -> bytes:

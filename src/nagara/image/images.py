@@ -52,7 +52,7 @@ class Image:
     size_bytes: int  # of all files as they seem
     is_layer: bool = False
     trace: ObjectName | None = None
-    trace_list: ObjectName | None = None
+    trace_list: ObjectName | None = None  # of what is known of its starts
     starts: int = 0  # recorded so far
     config: Mapping[str, Any] | None = None
     source_state: str | None = None

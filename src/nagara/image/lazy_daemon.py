@@ -10,7 +10,7 @@
                                                        → {}    begins; `progress` tells
     {"op": "fill", "name", "list", "index", "at_leisure"}
                                                        → {}    fetches all in the order of files
-    {"op": "gather", "name", "wanted": [[object, [chunk, ...]], ...], "distance_s"}
+    {"op": "gather", "name", "wanted": {"objects", "excerpts"}, "distance_s"}
                                                        → {}    begins; who asks waits for it:
     {"op": "gathered", "name", "limit_s"}              → {"progress": {...}}
     {"op": "progress", "name"}                         → {"progress": {...}}
@@ -38,10 +38,10 @@ from nagara.base.errors import NagaraError
 from nagara.image.fuse_channel import FuseChannel, Handler
 from nagara.image.index_reader import read_index
 from nagara.image.lazy_layer import socket_address
-from nagara.image.object_files import ObjectFiles
+from nagara.image.object_files import ObjectFiles, node_of
 from nagara.image.prefetch import Prefetcher
 from nagara.image.recorder import Recorder
-from nagara.image.trace import Trace, parse_objects, read_trace, within
+from nagara.image.trace import Trace, parse_touches, read_trace, within
 from nagara.image.tree import Node, walk
 from nagara.image.tree_files import TreeFiles
 from nagara.store.documents import parse_json
@@ -93,6 +93,10 @@ class LazyDaemon:
         raise_descriptor_limit()
         threading.Thread(target=self._accept, name="control", daemon=True).start()
         channel = FuseChannel(descriptor, self._files, time_limit_s=self._time_limit_s)
+        if isinstance(self._files, ObjectFiles) and not is_takeover:
+            self._files.excerpts.begin(
+                lambda name, start, data: channel.store(node_of(name), start, data)
+            )
         channel.run(is_takeover=is_takeover)
 
     def _known_names(self) -> Iterator[ObjectName]:
@@ -138,8 +142,7 @@ class LazyDaemon:
         elif operation == "prefetch":
             self._prefetch(request)
         elif operation == "gather":
-            trace = parse_objects(request["wanted"])
-            self._prefetcher.start_gather(request["name"], trace, _distance_s(request))
+            self._gather(request)
         elif operation == "gathered":
             progress = self._prefetcher.gathered(request["name"], float(request["limit_s"]))
             return {"progress": asdict(progress)}
@@ -150,6 +153,8 @@ class LazyDaemon:
         elif operation == "forget":
             self._recorder.finish(request["name"])
             self._prefetcher.forget(request["name"])
+            if isinstance(self._files, ObjectFiles):
+                self._files.excerpts.forget(request["name"])
         elif operation == "stats":
             return {"tiers": [asdict(report) for report in self._store.reports()]}
         elif operation == "stop":
@@ -166,6 +171,12 @@ class LazyDaemon:
             return within(read_trace(self._store.read(trace)), listed)
 
         self._prefetcher.start_trace(request["name"], load, _distance_s(request))
+
+    def _gather(self, request: dict[str, Any]) -> None:
+        wanted = parse_touches(request["wanted"])
+        if wanted.excerpts is not None and isinstance(self._files, ObjectFiles):
+            self._files.excerpts.add(request["name"], wanted.excerpts)
+        self._prefetcher.start_gather(request["name"], wanted, _distance_s(request))
 
     def _fill(self, request: dict[str, Any]) -> None:
         tree = read_index(self._store.read(parse_name(request["index"])))

@@ -36,7 +36,7 @@ from nagara.image.mount_api import mount_overlay_on
 from nagara.image.mounts import MountError, mount_erofs, mount_points, unmount_if_mounted
 from nagara.image.prefetch import Progress, boot_id
 from nagara.image.recorder import Touch
-from nagara.image.trace import Trace, plain_objects
+from nagara.image.trace import NO_TRACE, Trace, plain_touches, without
 from nagara.image.tracing import add_recording, wants_recording
 from nagara.store.ledger import Pin
 from nagara.store.local import ObjectFolder
@@ -234,14 +234,15 @@ class ImageMounts:
         store = self.store(tenant)
         if self._method != "overlay" or not store.transfer.tiers:
             return None
-        if not (missing := tuple(one for one in wanted.objects if not store.local.has(one[0]))):
+        wanted = without(wanted, store.local.has)
+        if wanted == NO_TRACE:
             return None
         # Before anything comes: that is right, but not recorded yet.
         is_passed = store.local.is_all_proven(_FEW_OBJECTS)
         passing = (store.local.objects,) if is_passed else ()
-        gathering = Gathering(tenant, holder, Trace(missing), passing)
+        gathering = Gathering(tenant, holder, wanted, passing)
         lazy = self._served_layer(tenant)
-        request = {"op": "gather", "name": holder, "wanted": plain_objects(gathering.wanted)}
+        request = {"op": "gather", "name": holder, "wanted": plain_touches(wanted)}
         self._try(lazy, {**request, "distance_s": store.transfer.distance_s})
         return gathering
 

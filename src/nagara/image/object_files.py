@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from nagara.image import fuse_wire as wire
+from nagara.image.excerpt_pages import ExcerptPages
 from nagara.image.fuse_channel import Answer, Later, answer_buffer
 from nagara.image.read_ahead import ReadAhead
 from nagara.image.recorder import Recorder
@@ -123,6 +124,7 @@ class ObjectFiles:
         self._objects = OpenObjects(store)
         self._ahead = ReadAhead(self._objects.prepare)
         self._store = store
+        self.excerpts = ExcerptPages(store)
         self._known = known
         self._recorder = recorder or Recorder()
         self._names: dict[int, ObjectName] = {}
@@ -179,7 +181,17 @@ class ObjectFiles:
     def _open(self, request: wire.Request) -> "Answer | Later":
         name = self._name(request.node)
         self._recorder.open(name)
-        if name.is_chunked or self._objects.get(name) is not None:
+        if self._objects.get(name) is not None or self.excerpts.is_given(name):
+            return wire.opened(request.unique)
+        if self.excerpts.has(name):
+
+            def give(deadline_s: float) -> Answer:
+                if not self.excerpts.give(name, deadline_s) and not name.is_chunked:
+                    self._objects.open(name, deadline_s)
+                return wire.opened(request.unique)
+
+            return give
+        if name.is_chunked:
             return wire.opened(request.unique)
 
         # Opening what is here takes no longer than handing it to another thread.

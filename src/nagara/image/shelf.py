@@ -18,7 +18,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,6 +40,7 @@ from nagara.store.local import LocalTier
 from nagara.store.names import ObjectName, name_bytes, pack_names, parse_name
 from nagara.store.roots import (
     Root,
+    put_list,
     read_list,
     read_root,
     remove_root,
@@ -191,14 +192,21 @@ class Shelf:
         """Puts the root in place, at once."""
         write_root(self.local, shelved.to_root(self.kind))
 
-    def describe(self, name: str, about: Mapping[str, Any]) -> bool:
-        """Lets its owner know something else about an image; False if it is not here any more."""
+    def describe(
+        self, name: str, about: Mapping[str, Any], kept: Sequence[ObjectName] = ()
+    ) -> bool:
+        """Lets its owner know something else about an image; False if it is not here any more.
+
+        Args:
+            kept: objects of the store that what is said speaks of: they live as long.
+        """
         with self._alone():
             try:
                 shelved = self.read(name)
             except AbsentError:
                 return False
-            self.write(replace(shelved, about=about))
+            listing = put_list(self.store, list(kept)) if kept else None
+            self.write(Shelved(replace(shelved.image, trace_list=listing), about))
         return True
 
     def undo(self, noted: Iterable[str]) -> None:

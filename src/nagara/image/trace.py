@@ -10,11 +10,12 @@ fetch, every byte of it is proven by the members' own names, and what is malform
 
 import itertools
 import json
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nagara.image.errors import BadTraceError
+from nagara.image.excerpts import Excerpts, parse_excerpts, plain_excerpts
 from nagara.image.recorder import Touch
 from nagara.store.documents import parse_json
 from nagara.store.errors import BadNameError
@@ -45,6 +46,7 @@ class Trace:
 
     objects: tuple[tuple[ObjectName, tuple[int, ...]], ...]
     packs: tuple[Pack, ...] = ()
+    excerpts: Excerpts | None = None  # of objects that are not fetched themselves
 
 
 NO_TRACE = Trace(())
@@ -86,6 +88,22 @@ def within(trace: Trace, listed: Container[ObjectName]) -> Trace:
     )
 
 
+def whole(name: ObjectName) -> tuple[ObjectName, tuple[int, ...]]:
+    """All of an object, as it stands in a trace."""
+    return name, tuple(range(name.chunk_count)) if name.is_chunked else ()
+
+
+def without(trace: Trace, is_here: Callable[[ObjectName], bool]) -> Trace:
+    """What of a trace is not here. Excerpts of which any is needed come first."""
+    objects = [each for each in trace.objects if not is_here(each[0])]
+    excerpts = trace.excerpts
+    if excerpts is None or all(is_here(name) for name, _ in excerpts.members):
+        return Trace(tuple(objects))
+    if not is_here(excerpts.object):
+        objects.insert(0, whole(excerpts.object))
+    return Trace(tuple(objects), excerpts=excerpts)
+
+
 def plan_packs(trace: Trace) -> list[list[ObjectName]]:
     """Which objects go together into packs, in the order of the trace."""
     packs: list[list[ObjectName]] = [[]]
@@ -115,6 +133,20 @@ def parse_objects(plain: Iterable[Any]) -> Trace:
     if len(objects) > _COUNT_LIMIT:
         raise BadTraceError("names too many objects")
     return Trace(objects)
+
+
+def plain_touches(trace: Trace) -> dict[str, Any]:
+    """A trace of what is put back, as JSON values."""
+    return {"objects": plain_objects(trace), "excerpts": plain_excerpts(trace.excerpts)}
+
+
+def parse_touches(plain: Any) -> Trace:
+    """The inverse of `plain_touches`. Raises `BadTraceError` for anything else."""
+    try:
+        found = parse_objects(plain["objects"])
+        return replace(found, excerpts=parse_excerpts(plain["excerpts"]))
+    except (ValueError, KeyError, TypeError, AttributeError, BadNameError) as error:
+        raise BadTraceError(f"is no trace: {type(error).__name__}: {error}"[:200]) from error
 
 
 def write_trace(trace: Trace) -> bytes:

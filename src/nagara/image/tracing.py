@@ -4,11 +4,12 @@ Blocking; called from any thread, for one image at a time.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from nagara.base.errors import NagaraError
 from nagara.image.errors import BadTraceError
+from nagara.image.excerpts import STRETCH_BYTES, is_worth, make_excerpts
 from nagara.image.images import Image
 from nagara.image.recorder import Touch
 from nagara.image.trace import (
@@ -20,7 +21,7 @@ from nagara.image.trace import (
     read_trace,
     write_trace,
 )
-from nagara.store.names import ObjectName
+from nagara.store.names import CHUNK_BYTES, ObjectName
 from nagara.store.roots import put_list, write_root
 from nagara.store.store import Store
 
@@ -53,6 +54,22 @@ def add_recording(
     image = replace(image, starts=image.starts + 1)
     write_root(store.local, image.to_root())
     return image
+
+
+def touches_of_stretches(store: Store, read: Mapping[ObjectName, Collection[int]]) -> Trace:
+    """What to fetch where nothing is, given stretches of objects that were read: excerpts of what
+    was read a little of, then the rest, what is small first: large ones are mostly weights.
+
+    Raises `StoreError`, OSError.
+    """
+    excerpted = {name: numbers for name, numbers in read.items() if is_worth(name, numbers)}
+    fetched = {name: numbers for name, numbers in read.items() if name not in excerpted}
+    trace = from_touches(
+        (name, number * STRETCH_BYTES // CHUNK_BYTES if name.is_chunked else 0)
+        for name in sorted(fetched, key=lambda name: (name.is_chunked, len(fetched[name])))
+        for number in sorted(fetched[name])
+    )
+    return replace(trace, excerpts=make_excerpts(store, excerpted))
 
 
 def _merged(store: Store, image: Image, trace: Trace, *, is_partial: bool) -> Image:

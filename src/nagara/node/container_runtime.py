@@ -17,6 +17,7 @@ from nagara.base.spans import Waterfall
 from nagara.contract.node import NodeError, StartFailedError
 from nagara.contract.replica import FilesReport, ReplicaSpec
 from nagara.image.mounts import mount_points, unmount_tree
+from nagara.image.trace import NO_TRACE
 from nagara.node.frozen_layers import FrozenLayers
 from nagara.node.host_parts import Stopwatch, host_parts, tool_times
 from nagara.node.owned_tasks import both, in_thread
@@ -215,7 +216,7 @@ class ContainerRuntime:
     ) -> Tree:
         """Mounts the snapshot, and gives the tree that belongs to it."""
         gathering = await in_thread(self._snapshots.gather, folder, snapshot)
-        known = gathering if snapshot.record.touches.objects else None
+        known = gathering if snapshot.record.touches != NO_TRACE else None
         preparing = self.trees.prepare(folder, spec, is_restore=True, gathering=known)
         mounting = in_thread(self._snapshots.mount, folder, snapshot, gathering)
         tree, _ = await both(preparing, mounting)

@@ -16,7 +16,6 @@ from nagara.image.host import HostImage
 from nagara.image.mount_api import mount_overlay_on
 from nagara.image.mounting import Gathering
 from nagara.image.mounts import mount_overlay, object_behind
-from nagara.image.trace import NO_TRACE, Trace, from_touches
 from nagara.node.owned_tasks import in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_images import (
@@ -145,24 +144,25 @@ class ReplicaTrees:
         folders = (self._models / model.name for model in spec.models)
         return [path for folder in folders for path in folder.glob("*.safetensors")]
 
-    def touches(self, replica: ReplicaFolder, parts: Iterable[Part]) -> Trace:
-        """The objects behind parts of a replica's files, of a chunk each, what is small first:
-        large ones are mostly weights, which are read after all else. Blocking.
+    def objects_of(
+        self, replica: ReplicaFolder, parts: Iterable[Part]
+    ) -> dict[ObjectName, list[int]]:
+        """The objects behind parts of a replica's files, each with the numbers of its parts.
+        Blocking.
 
         What lies in the replica's own layer, or comes from the machine's tree, has none.
         """
         tree = self._shown.get(replica.name)
         if tree is None or (images := tree.images) is None:
-            return NO_TRACE
+            return {}
         found = defaultdict[ObjectName, list[int]](list)
         for path, number in parts:
             own = replica.upper / path.lstrip("/")
             if own.exists() or own.is_symlink():
                 continue
             if (name := object_behind(images.layers, path)) is not None:
-                found[name].append(number if name.is_chunked else 0)
-        by_bytes = sorted(found.items(), key=lambda entry: (entry[0].is_chunked, len(entry[1])))
-        return from_touches((name, number) for name, numbers in by_bytes for number in numbers)
+                found[name].append(number)
+        return found
 
     def machine_folders(self, spec: ReplicaSpec) -> Sequence[Path] | None:
         """Folders of the machine that a replica sees at the same paths; None: nothing of it."""

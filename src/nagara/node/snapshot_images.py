@@ -7,7 +7,7 @@ own objects when all are here, else over the daemon that fetches them. Blocking:
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from nagara.image.lazy_layer import DaemonError
 from nagara.image.mounting import Gathering, MountedImage
 from nagara.image.mounts import unmount_if_mounted
 from nagara.image.shelf import Fault, Shelf
-from nagara.image.trace import Trace
+from nagara.image.trace import NO_TRACE, Trace, whole
+from nagara.image.tracing import touches_of_stretches
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_images import NodeImages
 from nagara.node.sealing import Sealing, memory_folder, mount_memory, unmount_memory
@@ -27,6 +28,7 @@ from nagara.snapshot.errors import BadSnapshotError
 from nagara.snapshot.prefetch import ReadAhead, prefetch
 from nagara.store.errors import CorruptError
 from nagara.store.ledger import Pin
+from nagara.store.names import ObjectName
 from nagara.store.roots import read_list
 
 _log = logging.getLogger(__name__)
@@ -105,6 +107,13 @@ class SnapshotImages:
         names.sort(key=lambda name: (name.size == layer_bytes, name.size))
         return [(store.local.path(name), name.size) for name in names]
 
+    def touches(self, tenant: str, read: Mapping[ObjectName, Collection[int]]) -> Trace:
+        """What starts elsewhere fetch, given the objects that one read and the stretches of each.
+
+        Raises `StoreError`, OSError.
+        """
+        return touches_of_stretches(self._images.opened().store(tenant), read)
+
     def gather(self, folder: ReplicaFolder, snapshot: Snapshot) -> Gathering | None:
         """Begins to fetch what is not here of the snapshot, and then what its memory maps of image
         and models; None when all of it is here.
@@ -113,8 +122,8 @@ class SnapshotImages:
         """
         names = read_list(self.shelf(snapshot.tenant).store, snapshot.image.list)
         names.sort(key=lambda name: name.size)
-        own = tuple((name, tuple(range(name.chunk_count * name.is_chunked))) for name in names)
-        wanted = Trace((*own, *snapshot.record.touches.objects))
+        touches = snapshot.record.touches
+        wanted = Trace((*map(whole, names), *touches.objects), excerpts=touches.excerpts)
         return self._images.opened().gather(snapshot.tenant, self._holder(folder.name), wanted)
 
     def mount(
@@ -129,7 +138,7 @@ class SnapshotImages:
         """
         mounts = self._images.opened()
         holder = self._holder(folder.name)
-        if gathering is not None and snapshot.record.touches.objects:
+        if gathering is not None and snapshot.record.touches != NO_TRACE:
             self._await(gathering)
         deadline_s = time.monotonic() + _INDEX_S
         mounted = mounts.mount(

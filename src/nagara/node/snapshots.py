@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from nagara import __version__
 from nagara.base.errors import NagaraError, UsageError
 from nagara.base.units import format_bytes
 from nagara.contract.replica import Canary, CaptureReport, ReplicaSpec, SnapshotStatus
-from nagara.image.trace import NO_TRACE, Trace
+from nagara.image.excerpts import STRETCH_BYTES
+from nagara.image.trace import NO_TRACE
 from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.far_snapshots import FarSnapshots
@@ -44,7 +45,7 @@ from nagara.snapshot.variant import (
 )
 from nagara.snapshot.vector_use import users_of_avx512
 from nagara.store.errors import StoreError
-from nagara.store.names import CHUNK_BYTES
+from nagara.store.names import ObjectName
 
 _QUIET_S = 10.0
 _TOLD = 1000  # of all snapshots: they must fit into one message
@@ -197,29 +198,31 @@ class NodeSnapshots:
         Returns what is left to do at leisure.
         """
         await in_thread(self.catalog.forgive, snapshot)
-        keep_rest, touches = self._images.afterwards(folder.name), NO_TRACE
-        if not snapshot.record.touches.objects:
-            touches = await in_thread(self._touches, folder, running.pid)
+        keep_rest, read = self._images.afterwards(folder.name), {}
+        if snapshot.record.touches == NO_TRACE:
+            read = await in_thread(self._read_by, folder, running.pid)
 
         def rest() -> None:
             keep_rest()
-            if touches.objects:
-                self._keep_touches(snapshot, touches)
+            if read:
+                self._keep_touches(snapshot, read)
 
         return rest
 
-    def _touches(self, folder: ReplicaFolder, pid: int) -> Trace:
-        """What a replica just put back had to read of its image and models for its first answer."""
+    def _read_by(self, folder: ReplicaFolder, pid: int) -> dict[ObjectName, list[int]]:
+        """What a replica just put back had to read of its image and models for its first answer:
+        objects, and numbers of their stretches."""
         try:
-            parts = resident_parts(processes_of(pid), CHUNK_BYTES)
-            return self._runtime.trees.touches(folder, parts)
+            parts = resident_parts(processes_of(pid), STRETCH_BYTES)
+            return self._runtime.trees.objects_of(folder, parts)
         except OSError as error:  # it has ended: the next one tells
             _log.info("%s: what it reads is not known yet: %s", folder.name, error)
-            return NO_TRACE
+            return {}
 
-    def _keep_touches(self, snapshot: Snapshot, touches: Trace) -> None:
+    def _keep_touches(self, snapshot: Snapshot, read: Mapping[ObjectName, list[int]]) -> None:
         """Lets other machines know what to fetch first."""
         try:
+            touches = self._images.touches(snapshot.tenant, read)
             if self.catalog.keep_touches(snapshot, touches):
                 self._published()
         except (NagaraError, OSError) as error:

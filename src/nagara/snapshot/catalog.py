@@ -27,7 +27,7 @@ from nagara.base.durable import write_durably
 from nagara.image.errors import BadTraceError
 from nagara.image.images import Image
 from nagara.image.shelf import Fault, Put, Shelf, Shelved
-from nagara.image.trace import NO_TRACE, Trace, parse_objects, plain_objects
+from nagara.image.trace import NO_TRACE, Trace, parse_touches, plain_touches
 from nagara.sandbox.fault_points import reach
 from nagara.sandbox.leftovers import kill_tools_in
 from nagara.snapshot.errors import BadSnapshotError, RestoreError
@@ -35,7 +35,7 @@ from nagara.snapshot.variant import Variant
 
 KIND = "snapshots"  # of the store's roots
 MEMORY, LAYER = "memory", "layer.erofs"  # places in the image
-_FORMAT = 3
+_FORMAT = 4
 _BAD_LIMIT = 2
 _NOTED = "objects"  # file of a staging folder
 _KEY = re.compile(r"[0-9a-f]{1,64}")
@@ -94,7 +94,7 @@ class SnapshotRecord:
         plain = dataclasses.asdict(dataclasses.replace(self, host_files=(), touches=NO_TRACE))
         plain["variant"]["cpu_flags"] = sorted(self.variant.cpu_flags)
         plain["host_files"] = [str(mark) for mark in self.host_files]
-        plain["touches"] = plain_objects(self.touches)
+        plain["touches"] = plain_touches(self.touches)
         return {"format": _FORMAT, **plain}
 
     @classmethod
@@ -106,7 +106,7 @@ class SnapshotRecord:
             raise ValueError("another format of snapshot")
         variant = _variant(plain.pop("variant"))
         marks = tuple(FileMark.parse(text) for text in plain.pop("host_files"))
-        touches = parse_objects(plain.pop("touches"))
+        touches = parse_touches(plain.pop("touches"))
         notes, sealed_by = tuple(plain.pop("notes")), plain.pop("sealed_by")
         known = {"variant": variant, "host_files": marks, "notes": notes, "sealed_by": sealed_by}
         return cls(**known, touches=touches, **plain)
@@ -210,7 +210,8 @@ class Catalog:
         such snapshot any more. Raises `StoreError`, OSError."""
         record = dataclasses.replace(snapshot.record, touches=touches)
         name = root_name(snapshot.app, record.key, snapshot.name)
-        return self.shelf(snapshot.tenant).describe(name, record.to_plain())
+        kept = () if touches.excerpts is None else (touches.excerpts.object,)
+        return self.shelf(snapshot.tenant).describe(name, record.to_plain(), kept)
 
     # -- finding -----------------------------------------------------------------------------
 
@@ -385,7 +386,7 @@ def far_entry(snapshot: Snapshot) -> dict[str, Any]:
         "variant": variant,
         "created_at_s": record.created_at_s,
         "size_bytes": record.memory_bytes + record.layer_bytes,
-        "touches": len(record.touches.objects),
+        "touches": len(record.touches.objects) + (record.touches.excerpts is not None),
     }
 
 

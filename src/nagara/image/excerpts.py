@@ -1,0 +1,124 @@
+"""Excerpts: what a start reads of files that it reads little of, together in one object.
+
+A start that is put back reads some pages of each of its libraries. Elsewhere the libraries come
+from far away, and whole or in chunks: a hundred times what is read. So the stretches that were
+read once are kept side by side in one object, and its members say whose they are:
+
+    {"object": NAME, "members": [[NAME, [STRETCH, ...]], ...]}
+
+No hash of a member proves a stretch of it: an excerpt is believed as the snapshot is that it
+belongs to, and no image's. Pure but for `make_excerpts`.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from nagara.store.errors import BadNameError
+from nagara.store.names import CHUNK_BYTES, ObjectName, parse_name
+from nagara.store.store import Store
+
+STRETCH_BYTES = 64 << 10  # what the kernel maps at once around a page that is read
+_WORTH = 0.5  # of what would be fetched otherwise: an excerpt pays when it has less
+_SMALL_BYTES = 1 << 20  # one long read is better than many short ones
+_RUN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpts:
+    """The object that holds the stretches of its members, one after the other."""
+
+    object: ObjectName
+    members: tuple[tuple[ObjectName, tuple[int, ...]], ...]  # numbers ascend
+
+
+class Run(NamedTuple):
+    """Bytes that lie together in a member and in the excerpts' object."""
+
+    start: int  # in the member
+    length: int
+    offset: int  # in the object
+
+
+def runs_of(excerpts: Excerpts) -> dict[ObjectName, list[Run]]:
+    """Where the bytes of each member are, in runs of a megabyte at most."""
+    found: dict[ObjectName, list[Run]] = {}
+    offset = 0
+    for name, numbers in excerpts.members:
+        runs = found[name] = []
+        for number in numbers:
+            start, length = number * STRETCH_BYTES, stretch_bytes(name, number)
+            last = runs[-1] if runs else None
+            if last and last.start + last.length == start and last.length + length <= _RUN_BYTES:
+                runs[-1] = last._replace(length=last.length + length)
+            else:
+                runs.append(Run(start, length, offset))
+            offset += length
+    return found
+
+
+def stretch_bytes(name: ObjectName, number: int) -> int:
+    """The length of an object's stretch; 0 or less for one that it does not have."""
+    return min(STRETCH_BYTES, name.size - number * STRETCH_BYTES)
+
+
+def is_worth(name: ObjectName, numbers: Collection[int]) -> bool:
+    """These stretches of an object are better kept as an excerpt than fetched with the object."""
+    if name.size <= _SMALL_BYTES:
+        return True
+    fetched = name.size
+    if name.is_chunked:
+        chunks = {number * STRETCH_BYTES // CHUNK_BYTES for number in numbers}
+        fetched = sum(min(CHUNK_BYTES, name.size - chunk * CHUNK_BYTES) for chunk in chunks)
+    return sum(stretch_bytes(name, number) for number in numbers) <= _WORTH * fetched
+
+
+def make_excerpts(store: Store, stretches: Mapping[ObjectName, Collection[int]]) -> Excerpts | None:
+    """Copies stretches of objects, given by their numbers, into an object of the store; None if
+    there are none. What is not here is fetched. Blocking. Raises `StoreError`."""
+    members = tuple((name, tuple(sorted(set(stretches[name])))) for name in stretches)
+    if not members:
+        return None
+    buffer = memoryview(bytearray(STRETCH_BYTES))
+    with store.local.temporary() as path:
+        with path.open("wb") as file:
+            for name, numbers in members:
+                reader = store.open(name)
+                for number in numbers:
+                    piece = buffer[: stretch_bytes(name, number)]
+                    reader.read_into(piece, number * STRETCH_BYTES, store.deadline(None))
+                    file.write(piece)
+        return Excerpts(store.put_temporary(path), members)
+
+
+def plain_excerpts(excerpts: Excerpts | None) -> dict[str, Any] | None:
+    """As JSON values."""
+    if excerpts is None:
+        return None
+    members = [[str(name), list(numbers)] for name, numbers in excerpts.members]
+    return {"object": str(excerpts.object), "members": members}
+
+
+def parse_excerpts(plain: Any) -> Excerpts | None:
+    """The inverse of `plain_excerpts`. Raises ValueError, KeyError, TypeError, AttributeError or
+    `BadNameError` for anything else."""
+    if plain is None:
+        return None
+    members = tuple(_members(plain["members"]))
+    found = Excerpts(parse_name(plain["object"]), members)
+    size = sum(stretch_bytes(name, number) for name, numbers in members for number in numbers)
+    if size != found.object.size:
+        raise BadNameError("excerpts are not as long as their stretches")
+    if len({name for name, _ in members}) != len(members):
+        raise BadNameError("excerpts name an object twice")
+    return found
+
+
+def _members(plain: Any) -> Iterator[tuple[ObjectName, tuple[int, ...]]]:
+    for text, numbers in plain:
+        name = parse_name(text)
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise BadNameError("excerpts name stretches by something else than numbers")
+        if numbers != sorted(set(numbers)) or not numbers or stretch_bytes(name, numbers[-1]) <= 0:
+            raise BadNameError("excerpts name stretches that the object does not have")
+        yield name, tuple(numbers)
