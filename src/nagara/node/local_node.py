@@ -62,6 +62,7 @@ from nagara.snapshot.catalog import Snapshot
 from nagara.snapshot.errors import CaptureError, RestoreError, SnapshotError
 
 _KEEPER_PAUSE_S = 0.5
+_FIRST_REQUESTS_S = 2.0  # so long one that was put back is left to itself
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -393,7 +394,7 @@ class LocalNode:
                     snapshot, replica.folder, replica.running
                 )
                 reach("restore.answered")
-            self._leisure.begin(rest)
+            self._leisure.begin(rest, _FIRST_REQUESTS_S)
         except (NagaraError, OSError) as error:
             failure = error if isinstance(error, SnapshotError) else RestoreError(str(error))
             _log.warning("%s: not restored, starting plainly: %s", replica.record.app, failure)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 Result = TypeVar("Result")
@@ -55,13 +56,21 @@ class Leisure:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending = asyncio.Event()
 
-    def begin(self, work: Callable[[], None]) -> None:
-        """Carries it out in a worker thread; it must be bounded and see to its own errors."""
-        task = asyncio.create_task(in_thread(work), name="work at leisure")
+    def begin(self, work: Callable[[], None], after_s: float = 0.0) -> None:
+        """Carries it out in a worker thread, after a while, or when its owner ends; it must be
+        bounded and see to its own errors."""
+        task = asyncio.create_task(self._later(work, after_s), name="work at leisure")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _later(self, work: Callable[[], None], after_s: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), after_s)
+        await in_thread(work)
+
     async def ended(self) -> None:
         """All that was begun is done."""
+        self._ending.set()
         await asyncio.gather(*self._tasks)

@@ -198,19 +198,17 @@ class NodeSnapshots:
         Returns what is left to do at leisure.
         """
         await in_thread(self.catalog.forgive, snapshot)
-        keep_rest, read = self._images.afterwards(folder.name), {}
-        if snapshot.record.touches == NO_TRACE:
-            read = await in_thread(self._read_by, folder, running.pid)
+        keep_rest = self._images.afterwards(folder.name)
 
         def rest() -> None:
             keep_rest()
-            if read:
-                self._keep_touches(snapshot, read)
+            if snapshot.record.touches == NO_TRACE:
+                self._keep_touches(snapshot, self._read_by(folder, running.pid))
 
         return rest
 
     def _read_by(self, folder: ReplicaFolder, pid: int) -> dict[ObjectName, list[int]]:
-        """What a replica just put back had to read of its image and models for its first answer:
+        """What a replica put back had to read of its image and models for its first answers:
         objects, and numbers of their stretches."""
         try:
             parts = resident_parts(processes_of(pid), STRETCH_BYTES)
@@ -221,6 +219,8 @@ class NodeSnapshots:
 
     def _keep_touches(self, snapshot: Snapshot, read: Mapping[ObjectName, list[int]]) -> None:
         """Lets other machines know what to fetch first."""
+        if not read:
+            return
         try:
             touches = self._images.touches(snapshot.tenant, read)
             if self.catalog.keep_touches(snapshot, touches):

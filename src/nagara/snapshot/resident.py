@@ -1,7 +1,8 @@
 """Which parts of its files a process has in its page tables. Read from /proc; blocking.
 
 One that was just put back begins with none: what it has then is what it had to read, and what the
-next one put back will read. Pages that were written to do not count: the checkpoint carries them.
+next one put back will read. So are pages that were written to: the tool writes what it has saved
+over what it maps, and the kernel reads a page of a file before it is written over.
 """
 
 import os
@@ -12,8 +13,8 @@ from typing import NamedTuple
 from nagara.snapshot.processes import file_mappings
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_ENTRY_BYTES = 8  # of /proc/PID/pagemap, little-endian: bit 63 present, bit 61 not anonymous
-_OF_FILE = 0xA0  # both bits, in an entry's last byte
+_ENTRY_BYTES = 8  # of /proc/PID/pagemap, little-endian: bit 63 present, bit 62 swapped out
+_IS_THERE = 0xC0  # both bits, in an entry's last byte
 
 
 class Part(NamedTuple):
@@ -52,7 +53,7 @@ def _is_resident(pagemap: int, begin: int, end: int) -> bool:
     count, at = (end - begin) // _PAGE_BYTES, begin // _PAGE_BYTES
     entries = os.pread(pagemap, count * _ENTRY_BYTES, at * _ENTRY_BYTES)
     kinds = set(entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES])
-    return any(kind & _OF_FILE == _OF_FILE for kind in kinds)
+    return any(kind & _IS_THERE for kind in kinds)
 
 
 def _open(pid: int) -> Iterator[Part]:
