@@ -29,7 +29,7 @@ class ExcerptPages:
         self._store = store
         self._give: Give | None = None
         self._lock = threading.Lock()
-        self._known: dict[str, dict[ObjectName, tuple[ObjectName, list[Run]]]] = {}  # by holder
+        self._known: dict[str, tuple[Excerpts, dict[ObjectName, list[Run]]]] = {}  # by holder
         self._given: set[ObjectName] = set()
         self._giving = Flights()
 
@@ -40,9 +40,8 @@ class ExcerptPages:
 
     def add(self, holder: str, excerpts: Excerpts) -> None:
         """Files are going to be opened for a holder that these are of."""
-        known = {name: (excerpts.object, runs) for name, runs in runs_of(excerpts).items()}
         with self._lock:
-            self._known = {**self._known, holder: known}
+            self._known = {**self._known, holder: (excerpts, runs_of(excerpts.members))}
 
     def forget(self, holder: str) -> None:
         """The holder is gone."""
@@ -73,13 +72,14 @@ class ExcerptPages:
         found = self._find(name)
         if found is None or self._give is None:  # forgotten meanwhile
             return
-        source, runs = found
-        reader = self._store.open(source, deadline_s)
+        excerpts, runs = found
         room = memoryview(bytearray(max(run.length for run in runs)))
-        for start, length, offset in runs:
+        for start, length, place, offset in runs:
+            reader = self._store.open(excerpts.objects[place], deadline_s)
             reader.read_into(room[:length], offset, deadline_s)
             self._give(name, start, room[:length])
         self._given.add(name)
 
-    def _find(self, name: ObjectName) -> tuple[ObjectName, list[Run]] | None:
-        return next((known[name] for known in self._known.values() if name in known), None)
+    def _find(self, name: ObjectName) -> tuple[Excerpts, list[Run]] | None:
+        known = self._known.values()
+        return next(((excerpts, runs[name]) for excerpts, runs in known if name in runs), None)

@@ -1,17 +1,19 @@
-"""Excerpts: what a start reads of files that it reads little of, together in one object.
+"""Excerpts: what a start reads of files that it reads little of, together in a few objects.
 
 A start that is put back reads some pages of each of its libraries. Elsewhere the libraries come
-from far away, and whole or in chunks: a hundred times what is read. So the stretches that were
-read once are kept side by side in one object, and its members say whose they are:
+from far away, and whole or in chunks: many times what is read. So the stretches that were read
+once are kept side by side, and who they belong to is told:
 
-    {"object": NAME, "members": [[NAME, [STRETCH, ...]], ...]}
+    {"objects": [NAME, ...], "members": [[NAME, [STRETCH, ...]], ...]}
 
-No hash of a member proves a stretch of it: an excerpt is believed as the snapshot is that it
-belongs to, and no image's. Pure but for `make_excerpts`.
+The objects are as long as one read of a tier, so that they come and are verified side by side. No
+hash of a member proves a stretch of it: an excerpt is believed as the snapshot is that it belongs
+to, and no image's. Pure but for `make_excerpts`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from nagara.store.errors import BadNameError
@@ -19,6 +21,7 @@ from nagara.store.names import CHUNK_BYTES, ObjectName, parse_name
 from nagara.store.store import Store
 
 STRETCH_BYTES = 64 << 10  # what the kernel maps at once around a page that is read
+_OBJECT_BYTES = CHUNK_BYTES
 _WORTH = 0.5  # of what would be fetched otherwise: an excerpt pays when it has less
 _SMALL_BYTES = 1 << 20  # one long read is better than many short ones
 _RUN_BYTES = 1 << 20
@@ -26,33 +29,41 @@ _RUN_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Excerpts:
-    """The object that holds the stretches of its members, one after the other."""
+    """Objects that hold the stretches of their members, one after the other, each in one piece."""
 
-    object: ObjectName
+    objects: tuple[ObjectName, ...]
     members: tuple[tuple[ObjectName, tuple[int, ...]], ...]  # numbers ascend
 
 
 class Run(NamedTuple):
-    """Bytes that lie together in a member and in the excerpts' object."""
+    """Bytes that lie together in a member and in one of the objects."""
 
     start: int  # in the member
     length: int
+    place: int  # the object's, among the objects
     offset: int  # in the object
 
 
-def runs_of(excerpts: Excerpts) -> dict[ObjectName, list[Run]]:
+def runs_of(members: tuple[tuple[ObjectName, tuple[int, ...]], ...]) -> dict[ObjectName, list[Run]]:
     """Where the bytes of each member are, in runs of a megabyte at most."""
     found: dict[ObjectName, list[Run]] = {}
-    offset = 0
-    for name, numbers in excerpts.members:
+    place = offset = 0
+    for name, numbers in members:
         runs = found[name] = []
         for number in numbers:
             start, length = number * STRETCH_BYTES, stretch_bytes(name, number)
+            if offset + length > _OBJECT_BYTES:
+                place, offset = place + 1, 0
             last = runs[-1] if runs else None
-            if last and last.start + last.length == start and last.length + length <= _RUN_BYTES:
+            if (
+                last
+                and last.place == place
+                and last.start + last.length == start
+                and last.length + length <= _RUN_BYTES
+            ):
                 runs[-1] = last._replace(length=last.length + length)
             else:
-                runs.append(Run(start, length, offset))
+                runs.append(Run(start, length, place, offset))
             offset += length
     return found
 
@@ -74,21 +85,22 @@ def is_worth(name: ObjectName, numbers: Collection[int]) -> bool:
 
 
 def make_excerpts(store: Store, stretches: Mapping[ObjectName, Collection[int]]) -> Excerpts | None:
-    """Copies stretches of objects, given by their numbers, into an object of the store; None if
+    """Copies stretches of objects, given by their numbers, into objects of the store; None if
     there are none. What is not here is fetched. Blocking. Raises `StoreError`."""
-    members = tuple((name, tuple(sorted(set(stretches[name])))) for name in stretches)
+    members = tuple((name, tuple(sorted(set(numbers)))) for name, numbers in stretches.items())
     if not members:
         return None
-    buffer = memoryview(bytearray(STRETCH_BYTES))
-    with store.local.temporary() as path:
-        with path.open("wb") as file:
-            for name, numbers in members:
-                reader = store.open(name)
-                for number in numbers:
-                    piece = buffer[: stretch_bytes(name, number)]
-                    reader.read_into(piece, number * STRETCH_BYTES, store.deadline(None))
-                    file.write(piece)
-        return Excerpts(store.put_temporary(path), members)
+    objects, content = [], bytearray()
+    for name, runs in runs_of(members).items():
+        reader = store.open(name)
+        for start, length, place, _ in runs:
+            if place > len(objects):
+                objects.append(store.put_bytes(bytes(content)))
+                content.clear()
+            piece = bytearray(length)
+            reader.read_into(memoryview(piece), start, store.deadline(None))
+            content += piece
+    return Excerpts((*objects, store.put_bytes(bytes(content))), members)
 
 
 def plain_excerpts(excerpts: Excerpts | None) -> dict[str, Any] | None:
@@ -96,7 +108,7 @@ def plain_excerpts(excerpts: Excerpts | None) -> dict[str, Any] | None:
     if excerpts is None:
         return None
     members = [[str(name), list(numbers)] for name, numbers in excerpts.members]
-    return {"object": str(excerpts.object), "members": members}
+    return {"objects": [str(name) for name in excerpts.objects], "members": members}
 
 
 def parse_excerpts(plain: Any) -> Excerpts | None:
@@ -105,12 +117,14 @@ def parse_excerpts(plain: Any) -> Excerpts | None:
     if plain is None:
         return None
     members = tuple(_members(plain["members"]))
-    found = Excerpts(parse_name(plain["object"]), members)
-    size = sum(stretch_bytes(name, number) for name, numbers in members for number in numbers)
-    if size != found.object.size:
-        raise BadNameError("excerpts are not as long as their stretches")
+    found = Excerpts(tuple(map(parse_name, plain["objects"])), members)
     if len({name for name, _ in members}) != len(members):
         raise BadNameError("excerpts name an object twice")
+    sizes: dict[int, int] = {}
+    for run in chain.from_iterable(runs_of(members).values()):
+        sizes[run.place] = run.offset + run.length
+    if [sizes[place] for place in sorted(sizes)] != [name.size for name in found.objects]:
+        raise BadNameError("excerpts are not as long as their stretches")
     return found
 
 

@@ -99,9 +99,8 @@ def without(trace: Trace, is_here: Callable[[ObjectName], bool]) -> Trace:
     excerpts = trace.excerpts
     if excerpts is None or all(is_here(name) for name, _ in excerpts.members):
         return Trace(tuple(objects))
-    if not is_here(excerpts.object):
-        objects.insert(0, whole(excerpts.object))
-    return Trace(tuple(objects), excerpts=excerpts)
+    sources = [whole(name) for name in excerpts.objects if not is_here(name)]
+    return Trace((*sources, *objects), excerpts=excerpts)
 
 
 def plan_packs(trace: Trace) -> list[list[ObjectName]]:

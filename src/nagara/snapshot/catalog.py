@@ -210,7 +210,7 @@ class Catalog:
         such snapshot any more. Raises `StoreError`, OSError."""
         record = dataclasses.replace(snapshot.record, touches=touches)
         name = root_name(snapshot.app, record.key, snapshot.name)
-        kept = () if touches.excerpts is None else (touches.excerpts.object,)
+        kept = () if touches.excerpts is None else touches.excerpts.objects
         return self.shelf(snapshot.tenant).describe(name, record.to_plain(), kept)
 
     # -- finding -----------------------------------------------------------------------------
