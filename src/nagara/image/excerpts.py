@@ -90,7 +90,8 @@ def make_excerpts(store: Store, stretches: Mapping[ObjectName, Collection[int]])
     members = tuple((name, tuple(sorted(set(numbers)))) for name, numbers in stretches.items())
     if not members:
         return None
-    objects, content = [], bytearray()
+    objects: list[ObjectName] = []
+    content = bytearray()
     for name, runs in runs_of(members).items():
         reader = store.open(name)
         for start, length, place, _ in runs:
