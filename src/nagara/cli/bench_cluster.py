@@ -134,14 +134,15 @@ def _measure(running: LabCluster, model: str, runs: int) -> dict[str, Any]:
     capture = instance.admin.wait_for_capture(_APP, timeout_s=_CAPTURE_S)
     if capture["state"] != "done":
         raise NagaraError(f"no snapshot was made: {capture['reason']}")
+    _local_start(running, model, Starts())
+    running.until_touches_known(_APP)
     local = Starts()
     links = []
     for gbit_s in LINKS_GBIT_S:
         far = Starts()
         for run in range(runs):
             answers.add(_local_start(running, model, local))
-            machine = running.others[run % len(running.others)]
-            answers.add(_far_start(running, machine, gbit_s, model, far))
+            answers.add(_far_start(running, gbit_s, model, far))
         links.append({"gbit_s": gbit_s, **far.figures()})
     hop_ms = _hop_ms(running, model)
     here = local.figures()
@@ -165,18 +166,23 @@ def _local_start(running: LabCluster, model: str, starts: Starts) -> str:
     return _start(running, model, starts, "locally")
 
 
-def _far_start(
-    running: LabCluster, machine: LabMachine, gbit_s: float, model: str, starts: Starts
-) -> str:
-    """On a machine that is new."""
-    running.instance().admin.fold(_APP)
-    running.only(running.first)  # nothing is to be lost with the machine that ends now
-    new = running.renew(machine)
+def _far_start(running: LabCluster, gbit_s: float, model: str, starts: Starts) -> str:
+    """On a machine that is new, and ends afterwards: what it would go on to fetch would take the
+    one host's processors from the next start."""
+    new = _renewed(running, running.others[0])
     new.link.shape(gbit_s)
     running.only(new)
     running.until_told(new)
     _touch_memory(running.lab.folder)
-    return _start(running, model, starts, f"over {gbit_s:g} Gbit/s")
+    answer = _start(running, model, starts, f"over {gbit_s:g} Gbit/s")
+    running.until_told(_renewed(running, new))
+    return answer
+
+
+def _renewed(running: LabCluster, machine: LabMachine) -> LabMachine:
+    running.instance().admin.fold(_APP)
+    running.only(running.first)  # nothing is to be lost with the machine that ends now
+    return running.renew(machine)
 
 
 def _start(running: LabCluster, model: str, starts: Starts, how: str) -> str:

@@ -211,6 +211,16 @@ class LabCluster:
         told = machine.state / "store" / FILE_NAME
         wait_for(told.exists, "the machine is not told of the zone's caches")
 
+    def until_touches_known(self, app: str) -> None:
+        """Returns when the first machine tells others what the app's only snapshot reads."""
+        entries = self.first.state / "store/tenants/default/roots/snapshots" / f"{app}~"
+
+        def is_known() -> bool:
+            found = json.loads(entries.read_bytes())["entries"].values() if entries.exists() else ()
+            return any(entry["touches"] for entry in found)
+
+        wait_for(is_known, "it is not known what the snapshot reads")
+
     def renew(self, machine: LabMachine) -> LabMachine:
         """Another machine in the place of one: same address, nothing on it but an agent."""
         new = self.lab.renew(self.lab.machines.index(machine))

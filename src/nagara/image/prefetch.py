@@ -36,6 +36,8 @@ _PATIENCE_S = 300.0
 _AT_LEISURE, _QUIET_S, _STARVED_S, _NICE = 2, 3.0, 10.0, 15
 # What a start waits for: few and long reads. Its pace is known after a moment.
 _GATHERING, _PACE_S = 8, 0.5
+# What comes so soon comes while the tool that puts a process back begins.
+_HEAD_START_S = 0.12
 # Little more than the line holds is asked for at a time: what is needed first then comes first.
 # A line of 250 MB/s, twice; and something to work on where there is no distance.
 _LINE_BYTES_S = 500e6
@@ -70,7 +72,7 @@ class _Job:
         self.name = name
         self.progress = Progress(is_running=True)
         self.begun_s = time.monotonic()
-        self.ended = threading.Event()
+        self.has_almost_come = threading.Event()  # at its pace so far, or ended
         self.is_awaited = False
         self._lock = threading.Lock()
 
@@ -93,11 +95,18 @@ class _Job:
                 left_bytes=now.left_bytes + left_bytes,
                 error=now.error or error,
             )
+            if left_bytes < 0 and self.needs_s() <= _HEAD_START_S:
+                self.has_almost_come.set()
+
+    def needs_s(self) -> float:
+        """How long what is left takes at the pace so far."""
+        now, elapsed_s = self.progress, time.monotonic() - self.begun_s
+        return now.left_bytes * elapsed_s / max(1, now.bytes)
 
     def end(self) -> None:
         with self._lock:
             self.progress = replace(self.progress, is_running=False)
-        self.ended.set()
+        self.has_almost_come.set()
 
 
 class Prefetcher:
@@ -145,17 +154,16 @@ class Prefetcher:
         self._begin(name, lambda job: self._gather(job, wanted, gate))
 
     def gathered(self, name: str, limit_s: float) -> Progress:
-        """Waits for the end of a job, unless at its pace so far it would not end within `limit_s`
-        from now."""
+        """Waits for the end of a job, or until that is a moment away; not at all if at its pace so
+        far it would not end within `limit_s` from now."""
         job = self._jobs.get(name)
         if job is None:
             return Progress()
         until_s = time.monotonic() + limit_s
         job.is_awaited = limit_s > 0
-        while not job.ended.wait(min(_PACE_S, max(0.0, until_s - time.monotonic()))):
-            now, now_s = job.progress, time.monotonic()
-            would_take_s = now.left_bytes * (now_s - job.begun_s) / max(1, now.bytes)
-            if now_s >= until_s or would_take_s > until_s - now_s:
+        while not job.has_almost_come.wait(min(_PACE_S, max(0.0, until_s - time.monotonic()))):
+            now_s = time.monotonic()
+            if now_s >= until_s or job.needs_s() > until_s - now_s:
                 job.is_awaited = False
                 break
         return job.progress

@@ -67,7 +67,7 @@ def touches_of_stretches(store: Store, read: Mapping[ObjectName, Collection[int]
     trace = from_touches(
         (name, number * STRETCH_BYTES // CHUNK_BYTES if name.is_chunked else 0)
         for name in sorted(fetched, key=lambda name: (name.is_chunked, len(fetched[name])))
-        for number in sorted(fetched[name])
+        for number in sorted(set(fetched[name]))
     )
     return replace(trace, excerpts=make_excerpts(store, excerpted))
 

@@ -199,28 +199,32 @@ class NodeSnapshots:
         """
         await in_thread(self.catalog.forgive, snapshot)
         keep_rest = self._images.afterwards(folder.name)
+        is_known = snapshot.record.touches != NO_TRACE
+        early = {} if is_known else await in_thread(self._read_by, folder, running.pid)
 
         def rest() -> None:
             keep_rest()
-            if snapshot.record.touches == NO_TRACE:
-                self._keep_touches(snapshot, self._read_by(folder, running.pid))
+            if is_known:
+                return
+            late = self._read_by(folder, running.pid)  # for its first requests too, unless it ended
+            read = {name: [*early.get(name, ()), *late.get(name, ())] for name in early | late}
+            if read:
+                self._keep_touches(snapshot, read)
 
         return rest
 
     def _read_by(self, folder: ReplicaFolder, pid: int) -> dict[ObjectName, list[int]]:
-        """What a replica put back had to read of its image and models for its first answers:
-        objects, and numbers of their stretches."""
+        """What a replica put back had to read of its image and models so far: objects, and numbers
+        of their stretches; nothing if it has ended."""
         try:
             parts = resident_parts(processes_of(pid), STRETCH_BYTES)
             return self._runtime.trees.objects_of(folder, parts)
-        except OSError as error:  # it has ended: the next one tells
-            _log.info("%s: what it reads is not known yet: %s", folder.name, error)
+        except OSError as error:
+            _log.info("%s: what it reads is not known: %s", folder.name, error)
             return {}
 
     def _keep_touches(self, snapshot: Snapshot, read: Mapping[ObjectName, list[int]]) -> None:
         """Lets other machines know what to fetch first."""
-        if not read:
-            return
         try:
             touches = self._images.touches(snapshot.tenant, read)
             if self.catalog.keep_touches(snapshot, touches):
