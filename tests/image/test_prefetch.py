@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from nagara.image import prefetch
 from nagara.image.prefetch import AT_ONCE, Prefetcher, at_once_bytes
-from nagara.image.trace import Trace
+from nagara.image.trace import Trace, whole
 from nagara.store.chunk_file import ChunkFile
 from nagara.store.http_tier import HttpTier
 from nagara.store.local import ObjectFolder
@@ -151,6 +152,28 @@ def test_only_what_is_waited_for_goes_through_the_cache_of_its_own_file(
         assert len(past_the_cache) <= at_once  # those were under way before anybody waited
     else:
         assert len(past_the_cache) == name.chunk_count
+
+
+def test_who_waits_goes_on_when_the_little_that_is_left_takes_a_moment(
+    tier: ScriptedTier, far_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "_HEAD_START_S", 1e-4)  # less than a chunk takes
+    little = put(tier, noise(100, 2))
+    large, may_come = put(tier, LARGE), threading.Event()
+
+    def held(key: str, number: int, data: bytes) -> bytes:
+        assert key != little.key or may_come.wait(WAIT_S)
+        return data
+
+    tier.interfere = held
+    prefetcher = Prefetcher(far_store)
+    prefetcher.start_gather("job", Trace((whole(large), whole(little))), 0.0)
+    progress = prefetcher.gathered("job", WAIT_S)
+    assert (progress.left_bytes, progress.is_running) == (little.size, True)
+    assert far_store.local.has(large)
+    may_come.set()
+    wait_until(lambda: not prefetcher.progress("job").is_running)
+    assert far_store.local.has(little)
 
 
 def test_more_is_under_way_from_farther_away() -> None:

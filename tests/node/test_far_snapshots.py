@@ -16,7 +16,7 @@ import pytest_asyncio
 from nagara.contract.replica import ImageOrder, StartKind
 from nagara.image.images import find_image
 from nagara.image.prefetch import boot_id
-from nagara.image.trace import parse_objects
+from nagara.image.trace import NO_TRACE, parse_touches
 from nagara.node import snapshot_images
 from nagara.node.replica_images import app_image
 from nagara.store.roots import read_list
@@ -214,14 +214,18 @@ async def test_a_snapshot_of_an_image_is_restored_where_the_same_image_was_broug
 
     (root,) = other.roots("imaged")
     try:  # what the next machine fetches before it starts
-        await until(lambda: other.about(root)["touches"])
+        await until(lambda: parse_touches(other.about(root)["touches"]) != NO_TRACE)
     finally:
         await other.stop(report.replica)
     store = other.shelf().store
     listed = read_list(store, find_image(store, app_image("imaged", specs[1].image_index)).list)
-    touched = {name for name, _ in parse_objects(other.about(root)["touches"]).objects}
+    excerpts = parse_touches(other.about(root)["touches"]).excerpts
+    assert excerpts is not None
+    touched = {name for name, _ in excerpts.members}
     assert touched <= set(listed)
     assert max(name.size for name in touched) > 1 << 20, "not even the interpreter"
+    kept = sum(name.size for name in excerpts.objects)
+    assert 0 < kept < sum(name.size for name in touched)
 
 
 async def test_what_does_not_come_from_the_tier_is_not_held_against_the_snapshot(

@@ -140,7 +140,7 @@ def _measure(running: LabCluster, model: str, runs: int) -> dict[str, Any]:
     links = []
     for gbit_s in LINKS_GBIT_S:
         far = Starts()
-        for run in range(runs):
+        for _ in range(runs):
             answers.add(_local_start(running, model, local))
             answers.add(_far_start(running, gbit_s, model, far))
         links.append({"gbit_s": gbit_s, **far.figures()})

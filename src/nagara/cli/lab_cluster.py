@@ -212,12 +212,13 @@ class LabCluster:
         wait_for(told.exists, "the machine is not told of the zone's caches")
 
     def until_touches_known(self, app: str) -> None:
-        """Returns when the first machine tells others what the app's only snapshot reads."""
+        """Returns when the first machine tells others what the app's newest snapshot reads."""
         entries = self.first.state / "store/tenants/default/roots/snapshots" / f"{app}~"
 
         def is_known() -> bool:
             found = json.loads(entries.read_bytes())["entries"].values() if entries.exists() else ()
-            return any(entry["touches"] for entry in found)
+            newest = max(found, key=lambda entry: entry["created_at_s"], default={"touches": 0})
+            return bool(newest["touches"])
 
         wait_for(is_known, "it is not known what the snapshot reads")
 

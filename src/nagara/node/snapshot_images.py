@@ -33,7 +33,7 @@ from nagara.store.roots import read_list
 
 _log = logging.getLogger(__name__)
 _SMALL_BYTES = 1 << 20
-_MOMENT_S = 2.0  # for so long a start waits for all of it
+_MOMENT_S = 10.0  # for so long a start waits for all of it
 _INDEX_S = 10.0  # so long a start waits for a tier that has begun to answer and does not go on
 _ASKED = 4  # of many objects that are not here
 
