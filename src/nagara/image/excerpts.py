@@ -7,8 +7,8 @@ once are kept side by side, and who they belong to is told:
     {"objects": [NAME, ...], "members": [[NAME, [STRETCH, ...]], ...]}
 
 The objects are as long as one read of a tier, so that they come and are verified side by side. No
-hash of a member proves a stretch of it: an excerpt is believed as the snapshot is that it belongs
-to, and no image's. Pure but for `make_excerpts`.
+hash of a member proves a stretch of it: an excerpt is believed as the memory is of the snapshot
+that it belongs to. Pure but for `make_excerpts`.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -56,13 +56,17 @@ def add_recording(
     return image
 
 
-def touches_of_stretches(store: Store, read: Mapping[ObjectName, Collection[int]]) -> Trace:
+def touches_of_stretches(
+    store: Store, read: Mapping[ObjectName, Collection[int]], *, may_excerpt: bool = True
+) -> Trace:
     """What to fetch where nothing is, given stretches of objects that were read: excerpts of what
     was read a little of, then the rest, what is small first: large ones are mostly weights.
 
     Raises `StoreError`, OSError.
     """
-    excerpted = {name: numbers for name, numbers in read.items() if is_worth(name, numbers)}
+    excerpted = {
+        name: numbers for name, numbers in read.items() if may_excerpt and is_worth(name, numbers)
+    }
     fetched = {name: numbers for name, numbers in read.items() if name not in excerpted}
     trace = from_touches(
         (name, number * STRETCH_BYTES // CHUNK_BYTES if name.is_chunked else 0)

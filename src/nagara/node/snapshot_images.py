@@ -107,12 +107,16 @@ class SnapshotImages:
         names.sort(key=lambda name: (name.size == layer_bytes, name.size))
         return [(store.local.path(name), name.size) for name in names]
 
-    def touches(self, tenant: str, read: Mapping[ObjectName, Collection[int]]) -> Trace:
+    def touches(self, snapshot: Snapshot, read: Mapping[ObjectName, Collection[int]]) -> Trace:
         """What starts elsewhere fetch, given the objects that one read and the stretches of each.
+
+        A sealed snapshot is believed because of its seal, and excerpts have none.
 
         Raises `StoreError`, OSError.
         """
-        return touches_of_stretches(self._images.opened().store(tenant), read)
+        store = self._images.opened().store(snapshot.tenant)
+        is_sealed = snapshot.record.sealed_by is not None
+        return touches_of_stretches(store, read, may_excerpt=not is_sealed)
 
     def gather(self, folder: ReplicaFolder, snapshot: Snapshot) -> Gathering | None:
         """Begins to fetch what is not here of the snapshot, and then what its memory maps of image
@@ -123,7 +127,8 @@ class SnapshotImages:
         names = read_list(self.shelf(snapshot.tenant).store, snapshot.image.list)
         names.sort(key=lambda name: name.size)
         touches = snapshot.record.touches
-        wanted = Trace((*map(whole, names), *touches.objects), excerpts=touches.excerpts)
+        excerpts = touches.excerpts if snapshot.record.sealed_by is None else None
+        wanted = Trace((*map(whole, names), *touches.objects), excerpts=excerpts)
         return self._images.opened().gather(snapshot.tenant, self._holder(folder.name), wanted)
 
     def mount(

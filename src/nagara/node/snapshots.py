@@ -226,7 +226,7 @@ class NodeSnapshots:
     def _keep_touches(self, snapshot: Snapshot, read: Mapping[ObjectName, list[int]]) -> None:
         """Lets other machines know what to fetch first."""
         try:
-            touches = self._images.touches(snapshot.tenant, read)
+            touches = self._images.touches(snapshot, read)
             if self.catalog.keep_touches(snapshot, touches):
                 self._published()
         except (NagaraError, OSError) as error:
