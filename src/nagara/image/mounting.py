@@ -234,8 +234,7 @@ class ImageMounts:
         store = self.store(tenant)
         if self._method != "overlay" or not store.transfer.tiers:
             return None
-        wanted = without(wanted, store.local.has)
-        if wanted == NO_TRACE:
+        if (wanted := without(wanted, store.local.has)) == NO_TRACE:
             return None
         # Before anything comes: that is right, but not recorded yet.
         is_passed = store.local.is_all_proven(_FEW_OBJECTS)

@@ -61,8 +61,7 @@ from nagara.snapshot.capture import Saved
 from nagara.snapshot.catalog import Snapshot
 from nagara.snapshot.errors import CaptureError, RestoreError, SnapshotError
 
-_KEEPER_PAUSE_S = 0.5
-_FIRST_REQUESTS_S = 2.0  # so long one that was put back is left to itself
+_KEEPER_PAUSE_S, _FIRST_REQUESTS_S = 0.5, 2.0  # the second: for so long a new one is let alone
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
