@@ -124,6 +124,13 @@ def test_what_starts_elsewhere_fetch_is_excerpts_and_then_what_is_read_whole(sto
     assert without(touches, {library, weights}.__contains__) == NO_TRACE
 
 
+def test_where_nothing_may_be_excerpted_all_that_was_read_is_fetched(store: Store) -> None:
+    library = store.put_bytes(noise(5 * MEGABYTE))
+    assert touches_of_stretches(store, {library: [3]}, may_excerpt=False) == Trace(
+        (whole(library),)
+    )
+
+
 GOOD = {
     "objects": [str(name_of(2 * STRETCH_BYTES - 7))],
     "members": [[str(name_of(MEGABYTE, 1)), [2]], [str(name_of(STRETCH_BYTES - 7, 2)), [0]]],

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from nagara.node.owned_tasks import finished, in_thread
+from nagara.node.owned_tasks import Leisure, finished, in_thread
 
 
 async def test_the_result_and_the_error_of_a_task_are_passed_on():
@@ -58,3 +58,16 @@ async def test_a_thread_is_waited_for_also_when_its_waiter_is_cancelled():
         await waiter
     order.append("waiter")
     assert order == ["work", "waiter"]
+
+
+async def test_work_at_leisure_waits_and_is_done_at_once_when_its_owner_ends():
+    done = []
+    leisure = Leisure()
+    leisure.begin(lambda: done.append("later"), 3600.0)
+    leisure.begin(lambda: done.append("now"))
+    async with asyncio.timeout(60):
+        while not done:
+            await asyncio.sleep(0.01)
+        assert done == ["now"]
+        await leisure.ended()
+    assert done == ["now", "later"]

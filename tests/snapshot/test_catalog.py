@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nagara.image.excerpts import make_excerpts
 from nagara.image.images import load_tree
 from nagara.image.shelf import Shelf
 from nagara.image.trace import NO_TRACE, Trace
@@ -29,6 +30,7 @@ from nagara.store.collecting import collect_local
 from nagara.store.ledger import Pin
 from nagara.store.local import ObjectFolder
 from nagara.store.names import WHOLE_LIMIT_BYTES, ObjectName, name_bytes
+from nagara.store.roots import read_list
 from nagara.store.scrubbing import Scrub
 from nagara.store.store import Store
 
@@ -119,6 +121,24 @@ def check(catalog, snapshot):
     local = catalog.shelf(snapshot.tenant).local
     local.folder.ledger.pin(Pin("test", snapshot.tenant, str(snapshot.image.list)))
     catalog.check(snapshot)
+
+
+def test_excerpts_live_as_long_as_the_snapshot_that_they_belong_to(catalog):
+    snapshot = publish(catalog)
+    store = catalog.shelf("default").store
+    library = store.put_bytes(bytes(200_000))
+    touches = Trace((), excerpts=make_excerpts(store, {library: [0, 2]}))
+    assert catalog.keep_touches(snapshot, touches)
+    (found,) = catalog.all_of("default", "app", KEY)
+    assert found.record.touches == touches
+    assert far_entry(found) != far_entry(snapshot)
+    collect_local(store.local, grace_s=0)
+    assert not store.local.has(library)
+    [kept] = touches.excerpts.objects
+    assert store.local.has(kept)
+    assert kept in read_list(store, as_shelved(found).to_root(KIND).lists[1])  # it is pushed, too
+    catalog.forget_app("default", "app")
+    assert not store.local.has(kept)
 
 
 def test_what_is_published_is_found_with_the_same_record(catalog):

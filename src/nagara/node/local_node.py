@@ -61,7 +61,7 @@ from nagara.snapshot.capture import Saved
 from nagara.snapshot.catalog import Snapshot
 from nagara.snapshot.errors import CaptureError, RestoreError, SnapshotError
 
-_KEEPER_PAUSE_S, _FIRST_REQUESTS_S = 0.5, 2.0  # the second: for so long a new one is let alone
+_KEEPER_PAUSE_S = 0.5
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -389,11 +389,10 @@ class LocalNode:
             )
             with waterfall.stage("canary"):
                 await self._snapshots.check_answer(replica.running, spec, snapshot)
-                rest = await self._snapshots.count_success(
-                    snapshot, replica.folder, replica.running
+                await self._snapshots.count_success(
+                    snapshot, replica.folder, replica.running, self._leisure
                 )
                 reach("restore.answered")
-            self._leisure.begin(rest, _FIRST_REQUESTS_S)
         except (NagaraError, OSError) as error:
             failure = error if isinstance(error, SnapshotError) else RestoreError(str(error))
             _log.warning("%s: not restored, starting plainly: %s", replica.record.app, failure)

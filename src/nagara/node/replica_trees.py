@@ -7,6 +7,7 @@ loop; whatever waits for a disk or a daemon goes through a worker thread.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -155,12 +156,16 @@ class ReplicaTrees:
         tree = self._shown.get(replica.name)
         if tree is None or (images := tree.images) is None:
             return {}
+
+        @cache
+        def behind(path: str) -> ObjectName | None:
+            own = replica.upper / path.lstrip("/")
+            is_own = own.exists() or own.is_symlink()
+            return None if is_own else object_behind(images.layers, path)
+
         found = defaultdict[ObjectName, list[int]](list)
         for path, number in parts:
-            own = replica.upper / path.lstrip("/")
-            if own.exists() or own.is_symlink():
-                continue
-            if (name := object_behind(images.layers, path)) is not None:
+            if (name := behind(path)) is not None:
                 found[name].append(number)
         return found
 

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from nagara.node.asking import canary_answer
 from nagara.node.container_runtime import ContainerRuntime
 from nagara.node.far_snapshots import FarSnapshots
 from nagara.node.frozen_layers import FrozenLayers
-from nagara.node.owned_tasks import in_thread
+from nagara.node.owned_tasks import Leisure, in_thread
 from nagara.node.replica_folder import ReplicaFolder
 from nagara.node.replica_hooks import before_snapshot
 from nagara.node.runtime import Running
@@ -48,6 +49,7 @@ from nagara.store.errors import StoreError
 from nagara.store.names import ObjectName
 
 _QUIET_S = 10.0
+_FIRST_REQUESTS_S = 2.0  # so long one that was put back is let alone
 _TOLD = 1000  # of all snapshots: they must fit into one message
 
 _log = logging.getLogger(__name__)
@@ -191,27 +193,28 @@ class NodeSnapshots:
             )
 
     async def count_success(
-        self, snapshot: Snapshot, folder: ReplicaFolder, running: Running
-    ) -> Callable[[], None]:
-        """Takes note of a replica put back: only failures in a row put a snapshot aside.
-
-        Returns what is left to do at leisure.
-        """
+        self, snapshot: Snapshot, folder: ReplicaFolder, running: Running, leisure: Leisure
+    ) -> None:
+        """Takes note of a replica put back: only failures in a row put a snapshot aside."""
         await in_thread(self.catalog.forgive, snapshot)
         keep_rest = self._images.afterwards(folder.name)
         is_known = snapshot.record.touches != NO_TRACE
-        early = {} if is_known else await in_thread(self._read_by, folder, running.pid)
+        read = defaultdict[ObjectName, list[int]](list)
+
+        def look() -> None:
+            for name, stretches in self._read_by(folder, running.pid).items():
+                read[name] += stretches
 
         def rest() -> None:
             keep_rest()
-            if is_known:
-                return
-            late = self._read_by(folder, running.pid)  # for its first requests too, unless it ended
-            read = {name: [*early.get(name, ()), *late.get(name, ())] for name in early | late}
-            if read:
-                self._keep_touches(snapshot, read)
+            if not is_known:
+                look()  # at what its first requests needed, too, unless it has ended
+                if read:
+                    self._keep_touches(snapshot, read)
 
-        return rest
+        if not is_known:
+            leisure.begin(look)
+        leisure.begin(rest, _FIRST_REQUESTS_S)
 
     def _read_by(self, folder: ReplicaFolder, pid: int) -> dict[ObjectName, list[int]]:
         """What a replica put back had to read of its image and models so far: objects, and numbers

@@ -14,7 +14,8 @@ from nagara.snapshot.processes import file_mappings
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ENTRY_BYTES = 8  # of /proc/PID/pagemap, little-endian: bit 63 present, bit 62 swapped out
-_IS_THERE = 0xC0  # both bits, in an entry's last byte
+_IS_THERE = bytes(byte >= 0x40 for byte in range(256))  # by an entry's last byte
+_BLOCK_BYTES = 256 << 20  # of memory that is looked at at a time
 
 
 class Part(NamedTuple):
@@ -41,19 +42,26 @@ def _mapped(pid: int, part_bytes: int) -> Iterator[Part]:
     with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:  # noqa: PTH123 - unbuffered
         for begin, end, offset, path in file_mappings(pid):
             yield Part(path, 0)
-            # Parts of the file, each with the addresses that it is mapped at.
-            for number in range(offset // part_bytes, -(-(offset + end - begin) // part_bytes)):
-                first = max(begin, begin + number * part_bytes - offset)
-                last = min(end, begin + (number + 1) * part_bytes - offset)
-                if _is_resident(pagemap.fileno(), first, last):
+            for first in range(begin, end, _BLOCK_BYTES):
+                last = min(end, first + _BLOCK_BYTES)
+                entries = _entries(pagemap.fileno(), first, last)
+                for number in _numbers(entries, offset + first - begin, part_bytes):
                     yield Part(path, number)
 
 
-def _is_resident(pagemap: int, begin: int, end: int) -> bool:
+def _entries(pagemap: int, begin: int, end: int) -> bytes:
     count, at = (end - begin) // _PAGE_BYTES, begin // _PAGE_BYTES
-    entries = os.pread(pagemap, count * _ENTRY_BYTES, at * _ENTRY_BYTES)
-    kinds = set(entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES])
-    return any(kind & _IS_THERE for kind in kinds)
+    return os.pread(pagemap, count * _ENTRY_BYTES, at * _ENTRY_BYTES)
+
+
+def _numbers(entries: bytes, offset: int, part_bytes: int) -> Iterator[int]:
+    """The parts of a file that are there, given the entries of its pages from `offset` on."""
+    is_there = entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES].translate(_IS_THERE)
+    page = is_there.find(1)
+    while page >= 0:
+        number = (offset + page * _PAGE_BYTES) // part_bytes
+        yield number
+        page = is_there.find(1, ((number + 1) * part_bytes - offset) // _PAGE_BYTES)
 
 
 def _open(pid: int) -> Iterator[Part]:
