@@ -86,6 +86,11 @@ async def until(condition):
     raise AssertionError("it does not come")
 
 
+async def at_rest(yard):
+    """Nothing is fetched any more because of earlier starts."""
+    await until(lambda: not yard.node._leisure._tasks)
+
+
 async def started(yard, spec):
     """A restored replica that has the captured one's memory and files; it is stopped again."""
     report = await yard.start(spec)
@@ -142,6 +147,7 @@ async def test_what_a_verification_finds_is_in_quarantine_until_it_is_pulled(mac
     spec = other.spec(app=APP, env={"FIRST": FIRST})
     await started(other, spec)
     await until(lambda: is_local(other))
+    await at_rest(other)
     (root,) = other.roots(APP)
     assert other.command("verify", APP)[0]["wrong"] == []
     place, path = next(item for item in other.objects(root).items() if "pages-" in item[0])
@@ -180,6 +186,7 @@ async def test_what_was_evicted_is_fetched_again_but_not_what_a_replica_holds(ma
     await started(other, spec)
     await until(lambda: is_local(other))
     replica = (await other.start(spec)).replica
+    await at_rest(other)
     objects = other.objects(other.roots(APP)[0])
     folder = other.shelf().local.folder
     folder.relieve(1 << 40)
