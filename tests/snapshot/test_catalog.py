@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nagara.image.excerpts import make_excerpts
 from nagara.image.images import load_tree
 from nagara.image.shelf import Shelf
-from nagara.image.trace import NO_TRACE, Trace
 from nagara.image.tree import walk
 from nagara.snapshot.catalog import (
     KIND,
@@ -20,7 +18,6 @@ from nagara.snapshot.catalog import (
     FileMark,
     SnapshotRecord,
     as_shelved,
-    far_entry,
     root_name,
     snapshot_from,
 )
@@ -29,8 +26,6 @@ from nagara.snapshot.variant import Variant
 from nagara.store.collecting import collect_local
 from nagara.store.ledger import Pin
 from nagara.store.local import ObjectFolder
-from nagara.store.names import WHOLE_LIMIT_BYTES, ObjectName, name_bytes
-from nagara.store.roots import read_list
 from nagara.store.scrubbing import Scrub
 from nagara.store.store import Store
 
@@ -123,44 +118,11 @@ def check(catalog, snapshot):
     catalog.check(snapshot)
 
 
-def test_excerpts_live_as_long_as_the_snapshot_that_they_belong_to(catalog):
-    snapshot = publish(catalog)
-    store = catalog.shelf("default").store
-    library = store.put_bytes(bytes(200_000))
-    touches = Trace((), excerpts=make_excerpts(store, {library: [0, 2]}))
-    assert catalog.keep_touches(snapshot, touches)
-    (found,) = catalog.all_of("default", "app", KEY)
-    assert found.record.touches == touches
-    assert far_entry(found) != far_entry(snapshot)
-    collect_local(store.local, grace_s=0)
-    assert not store.local.has(library)
-    [kept] = touches.excerpts.objects
-    assert store.local.has(kept)
-    assert kept in read_list(store, as_shelved(found).to_root(KIND).lists[1])  # it is pushed, too
-    catalog.forget_app("default", "app")
-    assert not store.local.has(kept)
-
-
 def test_what_is_published_is_found_with_the_same_record(catalog):
     snapshot = publish(catalog)
     (found,) = catalog.all_of("default", "app", KEY)
     assert found == snapshot
     check(catalog, found)
-
-
-def test_what_a_restored_one_reads_is_added_to_its_description(catalog):
-    snapshot = publish(catalog)
-    assert snapshot.record.touches == NO_TRACE
-    large = ObjectName(bytes(32), WHOLE_LIMIT_BYTES + 1)
-    touches = Trace(((name_bytes(b"small"), ()), (large, (0, 7))))
-    assert catalog.keep_touches(snapshot, touches)
-    (found,) = catalog.all_of("default", "app", KEY)
-    assert found.record == replace(snapshot.record, touches=touches)
-    assert found.image == snapshot.image
-    assert far_entry(found) != far_entry(snapshot)  # so it is brought to the zone again
-    catalog.forget_app("default", "app")
-    assert not catalog.keep_touches(snapshot, touches)
-    assert catalog.all_of("default", "app", KEY) == []
 
 
 def test_its_image_has_all_that_was_saved_and_nothing_was_copied(catalog, house):
