@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
+from nagara.image.recorder import Touch, touched_bytes
 from nagara.store.errors import BadNameError
 from nagara.store.names import CHUNK_BYTES, ObjectName, parse_name
 from nagara.store.store import Store
@@ -73,14 +74,16 @@ def stretch_bytes(name: ObjectName, number: int) -> int:
     return min(STRETCH_BYTES, name.size - number * STRETCH_BYTES)
 
 
+def touch_of(name: ObjectName, number: int) -> Touch:
+    """What is fetched for an object's stretch where it has no excerpt."""
+    return name, number * STRETCH_BYTES // CHUNK_BYTES if name.is_chunked else 0
+
+
 def is_worth(name: ObjectName, numbers: Collection[int]) -> bool:
     """These stretches of an object are better kept as an excerpt than fetched with the object."""
     if name.size <= _SMALL_BYTES:
         return True
-    fetched = name.size
-    if name.is_chunked:
-        chunks = {number * STRETCH_BYTES // CHUNK_BYTES for number in numbers}
-        fetched = sum(min(CHUNK_BYTES, name.size - chunk * CHUNK_BYTES) for chunk in chunks)
+    fetched = sum(map(touched_bytes, {touch_of(name, number) for number in numbers}))
     return sum(stretch_bytes(name, number) for number in numbers) <= _WORTH * fetched
 
 

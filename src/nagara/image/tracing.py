@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nagara.base.errors import NagaraError
 from nagara.image.errors import BadTraceError
-from nagara.image.excerpts import STRETCH_BYTES, is_worth, make_excerpts
+from nagara.image.excerpts import is_worth, make_excerpts, touch_of
 from nagara.image.images import Image
 from nagara.image.recorder import Touch
 from nagara.image.trace import (
@@ -21,7 +21,7 @@ from nagara.image.trace import (
     read_trace,
     write_trace,
 )
-from nagara.store.names import CHUNK_BYTES, ObjectName
+from nagara.store.names import ObjectName
 from nagara.store.roots import put_list, write_root
 from nagara.store.store import Store
 
@@ -69,9 +69,9 @@ def touches_of_stretches(
     }
     fetched = {name: numbers for name, numbers in read.items() if name not in excerpted}
     trace = from_touches(
-        (name, number * STRETCH_BYTES // CHUNK_BYTES if name.is_chunked else 0)
+        touch_of(name, number)
         for name in sorted(fetched, key=lambda name: (name.is_chunked, len(fetched[name])))
-        for number in sorted(set(fetched[name]))
+        for number in sorted(fetched[name])
     )
     return replace(trace, excerpts=make_excerpts(store, excerpted))
 

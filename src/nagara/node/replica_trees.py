@@ -147,7 +147,7 @@ class ReplicaTrees:
 
     def objects_of(
         self, replica: ReplicaFolder, parts: Iterable[Part]
-    ) -> dict[ObjectName, list[int]]:
+    ) -> dict[ObjectName, set[int]]:
         """The objects behind parts of a replica's files, each with the numbers of its parts.
         Blocking.
 
@@ -163,10 +163,10 @@ class ReplicaTrees:
             is_own = own.exists() or own.is_symlink()
             return None if is_own else object_behind(images.layers, path)
 
-        found = defaultdict[ObjectName, list[int]](list)
+        found = defaultdict[ObjectName, set[int]](set)
         for path, number in parts:
             if (name := behind(path)) is not None:
-                found[name].append(number)
+                found[name].add(number)
         return found
 
     def machine_folders(self, spec: ReplicaSpec) -> Sequence[Path] | None:

@@ -199,11 +199,11 @@ class NodeSnapshots:
         await in_thread(self.catalog.forgive, snapshot)
         keep_rest = self._images.afterwards(folder.name)
         is_known = snapshot.record.touches != NO_TRACE
-        read = defaultdict[ObjectName, list[int]](list)
+        read = defaultdict[ObjectName, set[int]](set)
 
         def look() -> None:
             for name, stretches in self._read_by(folder, running.pid).items():
-                read[name] += stretches
+                read[name] |= stretches
 
         def rest() -> None:
             keep_rest()
@@ -216,7 +216,7 @@ class NodeSnapshots:
             leisure.begin(look)
         leisure.begin(rest, _FIRST_REQUESTS_S)
 
-    def _read_by(self, folder: ReplicaFolder, pid: int) -> dict[ObjectName, list[int]]:
+    def _read_by(self, folder: ReplicaFolder, pid: int) -> dict[ObjectName, set[int]]:
         """What a replica put back had to read of its image and models so far: objects, and numbers
         of their stretches; nothing if it has ended."""
         try:
@@ -226,7 +226,7 @@ class NodeSnapshots:
             _log.info("%s: what it reads is not known: %s", folder.name, error)
             return {}
 
-    def _keep_touches(self, snapshot: Snapshot, read: Mapping[ObjectName, list[int]]) -> None:
+    def _keep_touches(self, snapshot: Snapshot, read: Mapping[ObjectName, set[int]]) -> None:
         """Lets other machines know what to fetch first."""
         try:
             touches = self._images.touches(snapshot, read)
